@@ -9,8 +9,8 @@ A step takes
 * ``state``: the previous states in the order of ``Cell.states``, each ``[B, H, D]``,
 
 and returns the new states in the same order; the first one is the hidden state ``h``. It computes in the dtype of its
-arguments. ``clip`` bounds the input of every activation (0 = no bound), ``relu`` selects the Elman activation and
-``normalizer_floor`` the smallest sLSTM normalizer.
+arguments. Of ``spec`` it reads ``clip``, which bounds the input of every activation (0 = no bound), ``relu``, which
+selects the Elman activation, and ``normalizer_floor``, the smallest sLSTM normalizer.
 
 Sources: LSTM, GRU and Elman follow the ONNX operators LSTM, GRU (``linear_before_reset=1``) and RNN; sLSTM follows
 Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024), equations 8 to 17, with the stabilizer state ``m``.
@@ -20,10 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from flashrnn_deploy.op import RNNSpec
 
 Array = NDArray[Any]
 States = tuple[Array, ...]
@@ -31,8 +34,7 @@ States = tuple[Array, ...]
 
 def sigmoid(x: Array) -> Array:
     """Logistic function as ``(tanh(x / 2) + 1) / 2``: no overflow for any ``x``."""
-    half = x.dtype.type(0.5)
-    return half * np.tanh(half * x) + half
+    return np.asarray(0.5 * np.tanh(0.5 * x) + 0.5)
 
 
 def logsigmoid(x: Array) -> Array:
@@ -44,30 +46,30 @@ def _bound(x: Array, clip: float) -> Array:
     return np.clip(x, -clip, clip) if clip else x
 
 
-def lstm_step(x: Array, rh: Array, b: Array, state: States, *, clip: float, relu: int, normalizer_floor: float) -> States:
-    """``c = f c' + i z``, ``h = o tanh(c)`` with gates i, f, z, o. ``c`` itself is not clipped, the input of its tanh is."""
+def lstm_step(spec: RNNSpec, x: Array, rh: Array, b: Array, state: States) -> States:
+    """``c = f c' + i z``, ``h = o tanh(c)`` with gates i, f, z, o. Not ``c``, but the input of its tanh is clipped."""
     _, c = state
-    i, f, z, o = _bound(x + rh + b, clip)
+    i, f, z, o = _bound(x + rh + b, spec.clip)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(z)
-    return sigmoid(o) * np.tanh(_bound(c, clip)), c
+    return sigmoid(o) * np.tanh(_bound(c, spec.clip)), c
 
 
-def gru_step(x: Array, rh: Array, b: Array, state: States, *, clip: float, relu: int, normalizer_floor: float) -> States:
+def gru_step(spec: RNNSpec, x: Array, rh: Array, b: Array, state: States) -> States:
     """``n = tanh(x_n + b_n + r (R_n h' + b_q))``, ``h = u h' + (1 - u) n`` with gates r, u, n and biases r, u, n, q."""
     (h,) = state
-    r = sigmoid(_bound(x[0] + rh[0] + b[0], clip))
-    u = sigmoid(_bound(x[1] + rh[1] + b[1], clip))
-    n = np.tanh(_bound(x[2] + b[2] + r * (rh[2] + b[3]), clip))
+    r = sigmoid(_bound(x[0] + rh[0] + b[0], spec.clip))
+    u = sigmoid(_bound(x[1] + rh[1] + b[1], spec.clip))
+    n = np.tanh(_bound(x[2] + b[2] + r * (rh[2] + b[3]), spec.clip))
     return (u * h + (1 - u) * n,)
 
 
-def elman_step(x: Array, rh: Array, b: Array, state: States, *, clip: float, relu: int, normalizer_floor: float) -> States:
+def elman_step(spec: RNNSpec, x: Array, rh: Array, b: Array, state: States) -> States:
     """``h = tanh(x + R h' + b)``, or ReLU in place of tanh."""
-    pre = _bound(x[0] + rh[0] + b[0], clip)
-    return (np.maximum(pre, 0) if relu else np.tanh(pre),)
+    pre = _bound(x[0] + rh[0] + b[0], spec.clip)
+    return (np.maximum(pre, 0) if spec.relu else np.tanh(pre),)
 
 
-def slstm_step(x: Array, rh: Array, b: Array, state: States, *, clip: float, relu: int, normalizer_floor: float) -> States:
+def slstm_step(spec: RNNSpec, x: Array, rh: Array, b: Array, state: States) -> States:
     """Stabilized sLSTM: exponential input gate, normalizer ``n``, running maximum ``m`` of the gate exponents.
 
     Where the previous normalizer is 0 (an empty state) ``m`` starts at the input gate. The two ``min(1, ...)`` act
@@ -81,7 +83,7 @@ def slstm_step(x: Array, rh: Array, b: Array, state: States, *, clip: float, rel
         i = np.minimum(1, np.exp(i - m))
         f = np.minimum(1, np.exp(a - m))
     c = f * c + i * np.tanh(z)
-    n = np.maximum(f * n + i, x.dtype.type(normalizer_floor))
+    n = np.maximum(f * n + i, spec.normalizer_floor)
     return sigmoid(o) * c / n, c, n, m
 
 

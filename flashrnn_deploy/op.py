@@ -230,14 +230,14 @@ def _infer_shapes(context: Any) -> None:
             dims[name] = value.tensor_type.shape.dim
             if len(dims[name]) != rank:
                 raise onnx.shape_inference.InferenceError(f"{name} must have rank {rank}, not {len(dims[name])}")
-    known = [d.dim_value if d.HasField("dim_value") else None for d in dims.get("r", ())]
+    sizes = [d.dim_value for d in dims.get("r", ())]  # 0 = unknown
     y = helper.make_tensor_type_proto(wx.tensor_type.elem_type if wx else TensorProto.UNDEFINED, None)
     if "wx" in dims:
         for d in dims["wx"][:2]:
             y.tensor_type.shape.dim.add().CopyFrom(d)
         last = y.tensor_type.shape.dim.add()
-        if known and None not in (known[0], known[2], known[3]):
-            last.dim_value = known[0] * known[2] * known[3]
+        if sizes and (width := sizes[0] * sizes[2] * sizes[3]):
+            last.dim_value = width
     context.set_output_type(0, y)
     final = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     if "initial_states" in dims:
