@@ -1,0 +1,303 @@
+"""States and axes of a finished ONNX graph: default states become inputs and outputs, metadata names the axes.
+
+Two entries of ``metadata_props`` are written here, both JSON objects:
+
+* ``flashrnn.states``: graph input -> graph output, the pairs a caller feeds back between two calls;
+* ``flashrnn.axes``: graph tensor -> ``{"time": axis or null, "batch": axis or null}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from flashrnn_deploy.cells import CELL_OF_OP
+from flashrnn_deploy.graph import free_inputs, shape_of, subgraphs, walk_graphs
+from flashrnn_deploy.op import is_flashrnn, register_schemas
+
+STATES_KEY = "flashrnn.states"
+AXES_KEY = "flashrnn.axes"
+
+# Operators whose output holds nothing but elements of the inputs listed (None: of all inputs). All-zero in, all-zero
+# out; a shape operand may be anything. Pad has a fill value, a third input, that has to be zero too.
+_MOVES: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(("Cast", "CastLike", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"), (0,)),
+    **dict.fromkeys(("Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"), (0,)),
+    **dict.fromkeys(("Abs", "Neg"), (0,)),
+    **dict.fromkeys(("Add", "Concat", "Sub"), None),
+    "Pad": (0, 2),
+    "Where": (1, 2),
+}
+
+
+def expose_states(model: onnx.ModelProto) -> dict[str, str]:
+    """Turn default states of ``flashrnn`` nodes of the main graph into graph inputs and outputs, in place.
+
+    A default is an ``initial_states`` that is zero whatever is fed: zero constants, or shapes filled with zeros. It
+    becomes the float32 graph input ``<node>.states`` [S, N, B, H*D], and the node's final states, same shape, the graph
+    output ``<node>.final_states``. A constant that is not zero keeps its value (a caller who starts with zeros would
+    change the result), and a state that the model computes is left alone: ``kept_states`` names both.
+
+    Returns:
+        The new pairs, graph input -> graph output. They are merged into ``metadata_props``.
+    """
+    graph = model.graph
+    exposed = {}
+    candidates = [n for n in graph.node if is_flashrnn(n) and _source(graph, n.input[4]) == "zero"]
+    shapes = known_shapes(model) if candidates else {}
+    for node in candidates:
+        taken = _all_names(model)
+        base = re.sub(r"[^\w.-]+", ".", node.name).strip(".") or node.op_type
+        dims = _state_dims(graph, node, shapes, f"{base}.batch")
+        new_input = _unique(f"{base}.states", taken)
+        old_input, node.input[4] = node.input[4], new_input
+        graph.input.append(helper.make_tensor_value_info(new_input, TensorProto.FLOAT, dims))
+        output = node.output[1]
+        if output not in {value.name for value in graph.output}:
+            output = _unique(f"{base}.final_states", taken)
+            _rename(graph, node.output[1], output)
+            known = [value for value in graph.value_info if value.name == output]
+            for value in known:
+                graph.value_info.remove(value)
+            graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, dims))
+        exposed[new_input] = output
+        remove_dead(graph, [old_input])
+    if exposed:
+        write_metadata(model, STATES_KEY, read_metadata(model, STATES_KEY) | exposed)
+    return exposed
+
+
+def kept_states(model: onnx.ModelProto) -> dict[str, str]:
+    """Why a node has no state input: node name -> reason, for every ``flashrnn`` node whose states are not fed.
+
+    Call it after ``expose_states``. A node whose states come from graph inputs is not listed.
+    """
+    kept = {}
+    free = {value.name for value in free_inputs(model.graph)}
+    for graph in walk_graphs(model.graph):
+        for node in filter(is_flashrnn, graph.node):
+            source = _source(model.graph, node.input[4]) if graph is model.graph else "inner"
+            if source == "inner":
+                kept[node.name] = "inside the body of another node: only nodes of the main graph get state inputs"
+            elif source == "constant":
+                kept[node.name] = "starts from a constant that is not zero; the constant is kept"
+            elif source == "zero":
+                kept[node.name] = "starts from zeros made inside the model"
+            elif not free & _ancestors(model.graph, node.input[4]):
+                kept[node.name] = "starts from a state that the model computes from no graph input"
+    return kept
+
+
+def write_axes(model: onnx.ModelProto) -> dict[str, dict[str, int | None]]:
+    """Find the time and batch axis of every graph input and output, and write them to ``metadata_props``.
+
+    The axes of ``wx`` and ``y`` are known from each ``flashrnn`` node; a graph tensor's axis is time (or batch) if
+    shape inference gives it the symbol that a node has there. A fixed or unnamed dimension has no symbol: null.
+
+    Returns:
+        ``{name: {"time": axis or None, "batch": axis or None}}`` for the free graph inputs and the outputs.
+    """
+    graph = model.graph
+    shapes = known_shapes(model)
+    symbols: dict[str, set[str]] = {"time": set(), "batch": set()}
+    states = read_metadata(model, STATES_KEY)
+    for node in filter(is_flashrnn, graph.node):
+        layout = next(a.i for a in node.attribute if a.name == "layout")
+        places = [(value, {"time": layout, "batch": 1 - layout}) for value in (node.input[0], node.output[0])]
+        places += [(value, {"batch": 2}) for value in (node.input[4], node.output[1])]
+        for value, axes in places:
+            shape = shapes.get(value)
+            for kind, axis in axes.items():
+                if shape is not None and axis < len(shape) and isinstance(shape[axis], str):
+                    symbols[kind].add(str(shape[axis]))
+    symbols["time"] -= symbols["batch"]
+    result: dict[str, dict[str, int | None]] = {}
+    for value in (*free_inputs(graph), *graph.output):
+        shape = shapes.get(value.name) or []
+        result[value.name] = {
+            kind: next((axis for axis, dim in enumerate(shape) if dim in names), None)
+            for kind, names in symbols.items()
+        }
+    for value_name in (*states, *states.values()):
+        if value_name in result and len(shapes.get(value_name) or ()) == 4:
+            result[value_name] = {"time": None, "batch": 2}
+    write_metadata(model, AXES_KEY, result)
+    return result
+
+
+def known_shapes(model: onnx.ModelProto) -> dict[str, list[int | str | None]]:
+    """Shapes of the main graph's values, inferred; dimensions are sizes, names or None. Weights are not copied."""
+    register_schemas()
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    source, graph = model.graph, light.graph
+    graph.name = source.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(source, field))
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        # Integer tensors may be shapes, which inference reads; of a weight it needs the shape only.
+        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and tensor.data_location != TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    # Not strict: a file may declare a wrong shape and still run; inference then keeps what it knows.
+    light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in (*light.graph.value_info, *light.graph.input, *light.graph.output):
+        if (shape := shape_of(value)) is not None:
+            shapes[value.name] = shape
+    shapes |= {tensor.name: list(tensor.dims) for tensor in source.initializer}
+    return shapes
+
+
+def read_metadata(model: onnx.ModelProto, key: str) -> dict[str, Any]:
+    """The JSON object under ``key`` of the model's metadata, {} if there is none."""
+    return next((dict(json.loads(p.value)) for p in model.metadata_props if p.key == key), {})
+
+
+def write_metadata(model: onnx.ModelProto, key: str, value: dict[str, Any]) -> None:
+    """Set one entry of the model's metadata to a JSON object."""
+    text = json.dumps(value, ensure_ascii=False)
+    for entry in model.metadata_props:
+        if entry.key == key:
+            entry.value = text
+            return
+    model.metadata_props.add(key=key, value=text)
+
+
+def remove_dead(graph: onnx.GraphProto, values: Iterable[str]) -> None:
+    """Remove what made ``values`` where nothing reads them any more, and so on upwards. Graph inputs stay."""
+    pending = list(values)
+    while pending:
+        name = pending.pop()
+        if name in _reads(graph):
+            continue
+        for tensor in [t for t in graph.initializer if t.name == name]:
+            if name not in {value.name for value in graph.input}:
+                graph.initializer.remove(tensor)
+        node = _producers(graph).get(name)
+        if node is not None and not set(node.output) & _reads(graph):
+            pending += [i for i in node.input if i]
+            pending += [i for inner in subgraphs(node) for i in _reads(inner)]
+            stale = set(node.output)
+            graph.node.remove(node)
+            for value in [v for v in graph.value_info if v.name in stale]:
+                graph.value_info.remove(value)
+
+
+def _source(graph: onnx.GraphProto, name: str) -> str:
+    """Where a value's content comes from: "zero", "constant" (not all zero), or "computed" (graph inputs included)."""
+    relevant = _ancestors(graph, name)
+    found = {t.name: "zero" if _is_zero(t) else "constant" for t in graph.initializer if t.name in relevant}
+    found |= {value.name: "computed" for value in graph.input}
+    for node in graph.node:  # sorted topologically: a loop where recursion would go as deep as the network
+        if relevant.intersection(node.output):
+            found |= dict.fromkeys(node.output, _node_source(node, [found.get(i, "computed") for i in node.input]))
+    return found.get(name, "computed")
+
+
+def _node_source(node: onnx.NodeProto, operands: list[str]) -> str:
+    """The source of a node's outputs, from the sources of its inputs."""
+    if node.domain not in ("", "ai.onnx") or node.op_type.startswith("Random") or any(True for _ in subgraphs(node)):
+        return "computed"
+    if node.op_type == "Constant":
+        return "zero" if _is_zero(node.attribute[0]) else "constant"
+    if node.op_type == "ConstantOfShape":  # whatever the shape is
+        filling = [a for a in node.attribute if a.name == "value"]
+        return "zero" if not filling or _is_zero(filling[0]) else "constant"
+    if node.op_type in _MOVES:
+        which = _MOVES[node.op_type]
+        operands = [o for k, o in enumerate(operands) if node.input[k] and (which is None or k in which)]
+        if set(operands) == {"zero"}:
+            return "zero"
+    return "constant" if operands and "computed" not in operands else "computed"
+
+
+def _is_zero(value: onnx.TensorProto | onnx.AttributeProto) -> bool:
+    """Whether a constant holds zeros only. A tensor whose data is in another file is taken as a weight: not zero."""
+    if isinstance(value, onnx.AttributeProto):
+        content = helper.get_attribute_value(value)
+        if not isinstance(content, TensorProto):
+            return not np.any(np.asarray(content)) if value.name.startswith(("value_float", "value_int")) else False
+        value = content
+    return value.data_location != TensorProto.EXTERNAL and not np.any(numpy_helper.to_array(value))
+
+
+def _state_dims(
+    graph: onnx.GraphProto, node: onnx.NodeProto, shapes: dict[str, list[int | str | None]], unknown: str
+) -> list[int | str]:
+    """[S, N, B, H*D] of a node's states; B has the name or size of the batch dimension of ``wx``, else ``unknown``."""
+    layout = next(a.i for a in node.attribute if a.name == "layout")
+    r = shapes.get(node.input[1])
+    states = [s for s in (shapes.get(node.input[4]), shapes.get(node.output[1])) if s is not None and len(s) == 4]
+    if r is not None and len(r) == 5 and isinstance(r[0], int) and isinstance(r[2], int) and isinstance(r[3], int):
+        dims: list[int | str | None] = [CELL_OF_OP[node.op_type].num_states, r[0], None, r[2] * r[3]]
+    else:
+        dims = next((list(s) for s in states), [CELL_OF_OP[node.op_type].num_states, None, None, None])
+    wx = shapes.get(node.input[0])
+    batches = [wx[1 - layout]] if wx is not None and len(wx) == 3 else []
+    batches += [s[2] for s in states]
+    dims[2] = next((b for b in batches if isinstance(b, str)), next((b for b in batches if b is not None), unknown))
+    return [d if d is not None else f"{unknown}.{axis}" for axis, d in enumerate(dims)]
+
+
+def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    return {output: node for node in graph.node for output in node.output if output}
+
+
+def _reads(graph: onnx.GraphProto) -> set[str]:
+    """Every name that the graph's nodes read, in the graphs inside it too."""
+    return {i for inner in walk_graphs(graph) for node in inner.node for i in node.input if i} | {
+        value.name for inner in walk_graphs(graph) for value in inner.output
+    }
+
+
+def _ancestors(graph: onnx.GraphProto, name: str) -> set[str]:
+    producers, seen, pending = _producers(graph), set(), [name]
+    while pending:
+        name = pending.pop()
+        if name and name not in seen:
+            seen.add(name)
+            if node := producers.get(name):
+                pending += list(node.input) + [i for inner in subgraphs(node) for i in _reads(inner)]
+    return seen
+
+
+def _all_names(model: onnx.ModelProto) -> set[str]:
+    names = set()
+    for graph in walk_graphs(model.graph):
+        names |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
+        names |= {name for node in graph.node for name in (*node.input, *node.output)}
+    return names
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    candidates = [name, *(f"{name}.{k}" for k in range(2, len(taken) + 3))]
+    return next(c for c in candidates if c not in taken)
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a value of ``graph`` where it is made, declared and read; an inner graph's own value of that name stays.
+
+    (ONNX forbids such shadowing; files with it exist and run.)
+    """
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for k, name in enumerate(names):
+                if name == old:
+                    names[k] = new
+        for inner in subgraphs(node):
+            own = {v.name for v in (*inner.input, *inner.initializer)} | {o for n in inner.node for o in n.output}
+            if old not in own:
+                _rename(inner, old, new)
+    for value in (*graph.value_info, *graph.output):
+        if value.name == old:
+            value.name = new
