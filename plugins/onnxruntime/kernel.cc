@@ -1,0 +1,123 @@
+#include "kernel.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "../kernels/cpu/cpu_kernel.h"
+#include "status.h"
+#include "tensors.h"
+
+namespace flashrnn::ort {
+namespace {
+
+Buffer allocate(std::size_t bytes) {
+  const std::size_t rounded = (bytes + cpu::kAlignment) / cpu::kAlignment * cpu::kAlignment;  // never 0
+  void* memory = std::aligned_alloc(cpu::kAlignment, rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  return Buffer(memory);
+}
+
+const char* label(const Params& params) { return info(params.cell).op_type; }
+
+int switch_attribute(const OrtApi& api, const OrtKernelInfo* node, const char* op, const char* name) {
+  std::int64_t value = 0;
+  check(api, api.KernelInfoGetAttribute_int64(node, name, &value));
+  if (value != 0 && value != 1) refuse(op, ": attribute ", name, " is ", value, ", expected 0 or 1");
+  return static_cast<int>(value);
+}
+
+float bound_attribute(const OrtApi& api, const OrtKernelInfo* node, const char* op, const char* name) {
+  float value = 0.0f;
+  check(api, api.KernelInfoGetAttribute_float(node, name, &value));
+  if (!std::isfinite(value) || value < 0.0f) {
+    refuse(op, ": attribute ", name, " is ", value, ", expected a finite number that is not negative");
+  }
+  return value;
+}
+
+Attributes read_attributes(const OrtApi& api, const OrtKernelInfo* node, Cell cell) {
+  const char* op = info(cell).op_type;
+  Attributes attributes;
+  attributes.layout = switch_attribute(api, node, op, "layout");
+  attributes.reverse = switch_attribute(api, node, op, "reverse");
+  attributes.clip = bound_attribute(api, node, op, "clip");
+  if (has_relu(cell)) attributes.relu = switch_attribute(api, node, op, "relu");
+  if (has_normalizer_floor(cell)) {
+    attributes.normalizer_floor = bound_attribute(api, node, op, "normalizer_floor");
+    if (attributes.clip != 0.0f) refuse(op, ": attribute clip is ", attributes.clip, ", expected 0 for this op");
+  }
+  return attributes;
+}
+
+struct Call {
+  const OrtApi& api;
+  OrtKernelContext* context;
+
+  static void parallel_for(void* self, void (*task)(void*, std::size_t), std::size_t count, void* argument) {
+    const Call& call = *static_cast<Call*>(self);
+    OrtStatus* status = call.api.KernelContext_ParallelFor(call.context, task, count, 0, argument);
+    if (status == nullptr) return;
+    call.api.ReleaseStatus(status);
+    for (std::size_t i = 0; i < count; ++i) task(argument, i);  // a task done before finds nothing left to do
+  }
+};
+
+void* output(const Call& call, Output index, const Dims& dims) {
+  OrtValue* value = nullptr;
+  check(call.api, call.api.KernelContext_GetOutput(call.context, index, dims.data(), dims.size(), &value));
+  void* data = nullptr;
+  check(call.api, call.api.GetTensorMutableData(value, &data));
+  return data;
+}
+
+}  // namespace
+
+void FreeAligned::operator()(void* memory) const noexcept { std::free(memory); }
+
+CpuKernel::CpuKernel(const OrtApi& api, const OrtKernelInfo* node, Cell cell, DType dtype) : api_(api) {
+  params_.cell = cell;
+  params_.dtype = dtype;
+  params_.attributes = read_attributes(api, node, cell);
+  int is_constant = 0;
+  const OrtValue* weight = nullptr;
+  check(api, api.KernelInfoGetConstantInput_tensor(node, kR, &is_constant, &weight));
+  if (is_constant == 0 || weight == nullptr) return;
+  const Tensor r = tensor_of(api, weight);
+  packed_params_ = params_;
+  check_weight(label(params_), r.dims, packed_params_);
+  packed_params_.r = r.data;
+  packed_ = allocate(cpu::packed_bytes(packed_params_));
+  cpu::pack(packed_params_, packed_.get());
+}
+
+void CpuKernel::compute(OrtKernelContext* context) const {
+  Call call{api_, context};
+  Tensor inputs[kNumInputs];
+  Dims dims[kNumInputs];
+  for (std::size_t i = 0; i < kNumInputs; ++i) {
+    const OrtValue* value = nullptr;
+    check(api_, api_.KernelContext_GetInput(context, i, &value));
+    inputs[i] = tensor_of(api_, value);
+    dims[i] = inputs[i].dims;
+  }
+  Params params = params_;
+  check_inputs(label(params), dims, params);
+  params.wx = inputs[kWx].data;
+  params.r = inputs[kR].data;
+  params.b = static_cast<const float*>(inputs[kB].data);
+  params.sequence_lens = static_cast<const std::int32_t*>(inputs[kSequenceLens].data);
+  params.initial_states = static_cast<const float*>(inputs[kInitialStates].data);
+  params.y = output(call, kY, y_dims(params));
+  params.final_states = static_cast<float*>(output(call, kFinalStates, final_states_dims(params)));
+
+  Buffer packed_now;
+  if (packed_ == nullptr) {
+    packed_now = allocate(cpu::packed_bytes(params));
+    cpu::pack(params, packed_now.get());
+  }
+  const Buffer workspace = allocate(cpu::workspace_bytes(params));
+  cpu::run(params, packed_ != nullptr ? packed_.get() : packed_now.get(), workspace.get(), {Call::parallel_for, &call});
+}
+
+}  // namespace flashrnn::ort

@@ -1,0 +1,72 @@
+#include "shape_inference.h"
+
+#include <string>
+#include <vector>
+
+#include "status.h"
+#include "tensors.h"
+
+namespace flashrnn::ort {
+namespace {
+
+// A shape in which unknown dims are -1; those with a name carry it.
+struct Shape {
+  Dims dims;
+  std::vector<std::string> names;
+};
+
+Shape input_shape(const OrtApi& api, OrtShapeInferContext* context, Input index) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, api.ShapeInferContext_GetInputTypeShape(context, index, &info));  // the context keeps `info`
+  Shape shape{dims_of(api, info), {}};
+  std::vector<const char*> names(shape.dims.size(), "");
+  check(api, api.GetSymbolicDimensions(info, names.data(), names.size()));
+  shape.names.assign(names.begin(), names.end());
+  return shape;
+}
+
+void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, ElementType type, const Shape& shape) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api, api.CreateTensorTypeAndShapeInfo(&info));
+  const struct Release {
+    const OrtApi& api;
+    OrtTensorTypeAndShapeInfo* info;
+    ~Release() { api.ReleaseTensorTypeAndShapeInfo(info); }
+  } release{api, info};
+  std::vector<const char*> names;
+  for (const std::string& name : shape.names) names.push_back(name.c_str());
+  check(api, api.SetTensorElementType(info, type));
+  check(api, api.SetDimensions(info, shape.dims.data(), shape.dims.size()));
+  check(api, api.SetSymbolicDimensions(info, names.data(), names.size()));
+  check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, info));
+}
+
+}  // namespace
+
+// A rank of 0 is how a runtime reports an input of unknown rank: nothing is said about an output that depends on it.
+void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell, ElementType type) {
+  const char* label = info(cell).op_type;
+  const Shape wx = input_shape(api, context, kWx), r = input_shape(api, context, kR);
+  const Shape states = input_shape(api, context, kInitialStates);
+  const struct {
+    const Shape& shape;
+    const char* name;
+    std::size_t rank;
+  } expected[] = {{wx, "wx", 3}, {r, "r", 5}, {states, "initial_states", 4}};
+  for (const auto& [shape, name, rank] : expected) {
+    const std::size_t got = shape.dims.size();
+    if (got != 0 && got != rank) {
+      refuse(label, ": ", name, " has shape ", text(shape.dims), ", expected rank ", rank);
+    }
+  }
+  if (!wx.dims.empty()) {
+    Shape y = wx;
+    const bool known = !r.dims.empty() && r.dims[0] > 0 && r.dims[2] > 0 && r.dims[3] > 0;
+    y.dims[2] = known ? r.dims[0] * r.dims[2] * r.dims[3] : -1;
+    y.names[2].clear();
+    set_output(api, context, kY, type, y);
+  }
+  if (!states.dims.empty()) set_output(api, context, kFinalStates, kFloat, states);
+}
+
+}  // namespace flashrnn::ort
