@@ -32,16 +32,18 @@ Bounds = tuple[int, int]
 class Box:
     """The values still possible for each variable, with their smallest and largest at hand."""
 
-    __slots__ = ("domains", "hi", "lo")
+    __slots__ = ("domains", "hi", "lo", "stamp")
 
     def __init__(self, domains: list[tuple[int, ...]], lo: list[int], hi: list[int]) -> None:
         self.domains, self.lo, self.hi = domains, lo, hi
+        self.stamp = object()  # a new one at each change: expressions remember their bounds by it
 
     def copy(self) -> Box:
         return Box(self.domains.copy(), self.lo.copy(), self.hi.copy())
 
     def restrict(self, index: int, values: tuple[int, ...]) -> None:
         self.domains[index], self.lo[index], self.hi[index] = values, min(values), max(values)
+        self.stamp = object()
 
     @property
     def volume(self) -> int:
@@ -63,6 +65,9 @@ class Expr:
     def __sub__(self, other: Expr | int) -> Expr:
         return Binary(_sum, self, Binary(_product, -1, other))
 
+    def __rsub__(self, other: int) -> Expr:
+        return wrap(other) - self
+
     def __mul__(self, other: Expr | int) -> Expr:
         return Binary(_product, self, other)
 
@@ -70,6 +75,9 @@ class Expr:
 
     def __floordiv__(self, other: Expr | int) -> Expr:
         return Binary(_quotient, self, other)
+
+    def __rfloordiv__(self, other: int) -> Expr:
+        return wrap(other) // self
 
     def __le__(self, other: Expr | int) -> Constraint:
         return Relation(_less_equal, self, other)
@@ -115,14 +123,18 @@ class Var(Expr):
 class Binary(Expr):
     """``rule`` combines the bounds of ``a`` and ``b``."""
 
-    __slots__ = ("a", "b", "rule")
+    __slots__ = ("a", "b", "known", "rule", "stamp")
 
     def __init__(self, rule: Callable[[Bounds, Bounds], Bounds], a: Expr | int, b: Expr | int) -> None:
         self.rule, self.a, self.b = rule, wrap(a), wrap(b)
         self.scope = self.a.scope | self.b.scope
+        self.stamp: object = None
+        self.known = (0, 0)
 
     def bounds(self, box: Box) -> Bounds:
-        return self.rule(self.a.bounds(box), self.b.bounds(box))
+        if self.stamp is not box.stamp:
+            self.known, self.stamp = self.rule(self.a.bounds(box), self.b.bounds(box)), box.stamp
+        return self.known
 
 
 def _sum(x: Bounds, y: Bounds) -> Bounds:
@@ -403,8 +415,8 @@ class _Search:
 
     @staticmethod
     def _possible(constraint: Constraint, box: Box, index: int, value: int) -> bool:
-        saved = box.domains[index], box.lo[index], box.hi[index]
-        box.domains[index], box.lo[index], box.hi[index] = (value,), value, value
+        saved = box.domains[index], box.lo[index], box.hi[index], box.stamp
+        box.restrict(index, (value,))
         status = constraint.status(box)
-        box.domains[index], box.lo[index], box.hi[index] = saved
+        box.domains[index], box.lo[index], box.hi[index], box.stamp = saved
         return status is not False

@@ -1,0 +1,292 @@
+"""The kernels' problem for the solver: variables, named constraints and a cost model. docs/solver.md explains each.
+
+The variables are the fields of ``kernel_config.KernelConfig``; ``Model`` gives them short names: D padded head_dim, CL
+cluster size, UB units per block, BT batch tile, NB tiles per block, WM row warps, WK k warps, KR register k-steps, SPL
+accumulator sets, PF ring depth, REP replicas, AUX spare warp; and PM unit groups per warp, KS k-steps per warp.
+
+**Tiles.** The recurrent product runs as ``mma.m16n8k16``: 16 rows of R, 8 batch columns, 16 of D. Rows are dealt so
+that one lane ends up with all gates of its (unit, batch) pairs and needs no shuffle before the pointwise part:
+
+* 4 gates: 8 units in two m-tiles, rows 0-7 and 8-15 of each being two gates;
+* 3 gates (GRU): 16 units in three m-tiles, one per gate; the lane of rows g and g + 8 owns units 2g and 2g + 1;
+* 1 gate (Elman): 16 units in one m-tile, dealt the same way.
+
+No row is wasted in any of them. **float32** has no tensor-core product of its own precision (TF32 keeps 10 bits of
+mantissa and misses the tolerance), so it runs in the alternating mode, on the GEMM's FMA path.
+
+Cost terms are in hundredths of a cycle, measured on an H200 with bfloat16; other devices scale by clock and by the
+documented tensor rate and are estimates. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.gpus import GPU
+from flashrnn_deploy.op import RNNSpec
+from flashrnn_deploy.solver import (
+    Constraint,
+    Expr,
+    Problem,
+    Table,
+    all_of,
+    any_of,
+    ceil_div,
+    divides,
+    maximum,
+    minimum,
+)
+
+MODES = ("local", "cluster", "grid", "alternating")
+LOCAL, CLUSTER, GRID, ALTERNATING = range(4)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one cell meets the tensor cores and the special-function units.
+
+    ``activations``: special-function instructions per (unit, batch) pair, with tanh.approx (bfloat16) and with exact
+    forms, ex2 and rcp (float16, whose tolerance the approximation misses). ``latency``: cycles of its dependent chain
+    beyond the LSTM's.
+    """
+
+    group: int  # units per group of m-tiles
+    tiles: int  # m-tiles per group
+    activations: tuple[int, int]
+    latency: int = 0
+    kept_registers: int = 0  # values per lane and tile that must stay apart from the accumulators
+
+
+TILINGS = {
+    "lstm": Tiling(8, 2, (5, 10)),
+    "gru": Tiling(16, 3, (3, 6), kept_registers=4),  # wx_n stays apart: r multiplies the recurrent part alone
+    "elman": Tiling(16, 1, (1, 2)),
+    "slstm": Tiling(
+        8, 2, (7, 9), latency=40
+    ),  # logsigmoid ex2 + lg2, two ex2, tanh, sigmoid, rcp; measured +20 to 50 ns
+}
+
+# Exchange of h inside a cluster, ns per step by cluster size: st.async all-gather of 128 bytes per block, H200.
+CLUSTER_EXCHANGE_NS = {2: 170, 4: 180, 8: 200, 16: 240}
+# Two dependent nodes of a CUDA graph, a GEMM and a pointwise kernel, ns. Not measured for these kernels.
+ALTERNATING_NS = 5000
+
+
+def grid_exchange_ns(blocks: int, replicas: int) -> int:
+    """Exchange of h through L2 among ``blocks`` blocks, ns per step.
+
+    Measured 570, 650, 830 and 1000 at 16, 32, 64 and 128 blocks and 840 at 128 with 4 replicas; a square root meets
+    all five within 4 %. Fewer than 16 blocks gain nothing.
+    """
+    return round(330 + 60 * math.sqrt(max(16, blocks / math.sqrt(replicas))))
+
+
+class Model:
+    """The problem of one layer on one device: variables, named constraints, ``sizes`` and cost ``terms``."""
+
+    def __init__(self, spec: RNNSpec, batch: int, gpu: GPU) -> None:
+        if batch < 1:
+            raise FlashRNNError(f"batch must be at least 1, not {batch}")
+        self.spec, self.batch, self.gpu, self.tiling = spec, batch, gpu, TILINGS[spec.cell]
+        self.problem = Problem()
+        self.sizes: dict[str, Expr] = {}
+        self.terms: dict[str, Expr] = {}
+        self._declare()
+        self._size()
+        self._constrain()
+        self._cost()
+
+    def _declare(self) -> None:
+        # Powers of two beyond 32 let more warps share D: the exact zeros cost less than an odd split.
+        padded = sorted({-(-self.spec.head_dim // m) * m for m in (32, 64, 128, 256)})
+        largest = padded[-1]
+        new = self.problem.variable
+        self.mode = new("mode", range(4))
+        self.D = new("padded_head_dim", padded)
+        self.CL = new("cluster_size", (1, 2, 4, 8, 16))
+        self.UB = new("units_per_block", range(8, min(largest, 256) + 1, 8))
+        self.BT = new("batch_tile", (1, 2, 4, 8))
+        self.NB = new("tiles_per_block", (1, 2))
+        self.WM = new("row_warps", (8, 4, 2, 1))
+        self.WK = new("k_warps", (1, 2, 4, 8))
+        self.KR = new("register_k_steps", range(min(largest // 16, 62), -1, -2))  # k-steps come in pairs
+        self.REP = new("replicas", (1, 2, 4, 8))
+        self.SPL = new("accumulator_sets", (1, 2))
+        self.AUX = new("spare_warp", (0, 1))
+        self.PF = new("ring_depth", (8, 4, 2))
+
+    def _is(self, *modes: int) -> Expr:
+        """1 in these modes, else 0."""
+        return Table(lambda m: int(m in modes), self.mode)
+
+    def _size(self) -> None:
+        """Everything that follows from the variables; kernels use the same formulas."""
+        spec, tiling, G = self.spec, self.tiling, self.spec.definition.num_gates
+        self.PM = self.UB // (tiling.group * self.WM)
+        self.KS = maximum(1, self.D // (16 * self.WK))
+        self.warps = self.WM * self.WK
+        self.all_warps = self.warps + self.AUX
+        self.rows = self.BT * self.NB
+        self.ntile = self.PM * self.NB
+        self.tpo = ceil_div(self.ntile, self.WK)  # tiles whose pointwise part one warp owns
+        self.groups = ceil_div(self.batch, self.rows) * (spec.num_directions * spec.num_heads)
+        self.blocks = self.groups * (self.D // self.UB)
+        self.k_split = Table(lambda wk: int(wk > 1), self.WK)
+        # Columns of a lane with a batch row: up to 4 rows use every second column, so that each lane owns one.
+        self.columns = Table(lambda bt, nb: 1 if nb == 1 and bt <= 4 else 2, self.BT, self.NB)
+        units = tiling.group // 8  # per lane and tile
+        tile_registers = 4 * tiling.tiles
+        self.ring_in_registers = self._is(LOCAL) * (1 - self.AUX)
+        self.registers = (
+            self.PM * self.KR * tile_registers
+            + 2 * self.KS * self.NB
+            + self.ntile * (self.SPL * tile_registers + tiling.kept_registers)
+            + self.ring_in_registers * self.PF * self.ntile * self.columns * (units * G) // 2
+            + 72
+        )
+        self.weight_bytes = self.warps * self.PM * maximum(0, self.KS - self.KR) * (512 * tiling.tiles)
+        ring = self.PF * (
+            self.AUX * self.rows * self.D * (2 * G)
+            + (1 - self.AUX) * self._is(CLUSTER, GRID) * self.tpo * self.warps * (32 * units * G * 4)
+        )
+        self.shared = (
+            2 * self.rows * (2 * self.D + 64) * self._is(LOCAL, CLUSTER)  # h, two buffers, conflict-free pitch
+            + ring
+            + self.k_split * 2 * self.WM * self.ntile * self.WK * (512 * tiling.tiles)  # partial sums, two buffers
+            + self.weight_bytes
+            + 128  # barriers
+        )
+        on_chip = self._is(LOCAL, CLUSTER, GRID)
+        self.sizes = {
+            "num_blocks": self.blocks * on_chip,
+            "threads_per_block": 32 * self.all_warps * on_chip,
+            "registers_per_thread": self.registers * on_chip,
+            "shared_memory_bytes": self.shared * on_chip,
+            "weight_bytes_in_registers": self.warps * self.PM * self.KR * (512 * tiling.tiles) * on_chip,
+        }
+
+    def _constrain(self) -> None:
+        gpu, need, group = self.gpu, self.problem.require, self.tiling.group
+        gates = self.spec.definition.num_gates
+        cluster, grid, local, alternating = (self.mode == m for m in (CLUSTER, GRID, LOCAL, ALTERNATING))
+        not_cluster, not_grid, not_local = self.mode != CLUSTER, self.mode != GRID, self.mode != LOCAL
+
+        def on_chip(*parts: Constraint) -> Constraint:
+            return any_of(alternating, all_of(*parts))
+
+        if self.spec.dtype == "float32" or gpu.compute_capability < 80:
+            need("tensor_core_dtype", alternating)
+        plain = {self.D: self.problem.domains[1][0], self.UB: 8, self.WM: 1, self.KR: 0, self.PF: 2}
+        ones = (self.CL, self.BT, self.NB, self.WK, self.REP, self.SPL)
+        idle = [v == value for v, value in plain.items()] + [v == 1 for v in ones] + [self.AUX == 0]
+        need("alternating_has_no_tiles", any_of(self.mode != ALTERNATING, all_of(*idle)))
+        need("cluster_support", any_of(not_cluster, Table(gpu.resident_clusters, self.CL) >= 1))
+        need("cluster_measured_range", any_of(not_cluster, self.D <= 512))
+        need("cluster_is_one_head", any_of(not_cluster, self.CL * self.UB == self.D))
+        need("cluster_size_outside_clusters", any_of(cluster, self.CL == 1))
+        need("local_is_one_block", any_of(not_local, self.UB == self.D))
+        need("local_weights_in_registers", any_of(not_local, all_of(self.KR == self.KS, self.WK == 1)))
+        need("whole_unit_groups", on_chip(divides(group, self.UB)))
+        need("whole_blocks", on_chip(divides(self.UB, self.D)))
+        need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
+        need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
+        need("at_most_8_warps", self.warps <= 8)
+        need("second_tile_after_a_full_one", any_of(self.NB == 1, self.BT == 8))
+        need("no_empty_rows", self.rows <= 2 * self.batch - 1)
+        need("grid_residency", any_of(not_grid, self.blocks <= gpu.sms))
+        need("register_k_steps_exist", on_chip(self.KR <= self.KS))
+        fits = [all_of(self.all_warps <= w, self.registers <= r) for w, r in _register_limits(gpu)]
+        need("registers", on_chip(any_of(*fits)))
+        need("shared_memory", on_chip(self.shared <= gpu.smem_per_block))
+        row_bytes = self.spec.head_dim * gates * 2
+        tma = [not_cluster, not_grid, self.D * (gates * 2) <= 256 * 4, divides(128, self.rows * self.D * (gates * 2))]
+        if gpu.compute_capability < 90 or row_bytes % 16:
+            tma = [self.AUX == 0]
+        need("tma_box", any_of(self.AUX == 0, all_of(*tma)))
+        in_registers = all_of(local, self.AUX == 0)
+        deep = any_of(not_local, self.AUX == 1)
+        need("ring_depth", on_chip(any_of(all_of(in_registers, self.PF == 2), all_of(deep, self.PF >= 4))))
+        need("replicas", any_of(self.REP == 1, all_of(grid, self.NB == 1, self.REP * self.BT <= 8)))
+
+    def _cost(self) -> None:
+        """Hundredths of a cycle per step, by cause."""
+        gpu, spec, tiling = self.gpu, self.spec, self.tiling
+        cycle = 100
+        issue = max(610, 100 * 8192 // gpu.tensor_macs)  # per m16n8k16 and sub-partition; 6.1 cycles on an H200
+        units = tiling.group // 8
+        activations = tiling.activations[spec.dtype == "float16"] * units
+        local, clustered = self._is(LOCAL), self._is(CLUSTER)
+        on_chip = self._is(LOCAL, CLUSTER, GRID)
+
+        partitions = minimum(4, self.warps)
+        products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16) * self.NB, partitions)
+        chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.NB * self.SPL)
+        tensor = products * maximum(issue, 24 * cycle // chains)
+        pointwise = (
+            maximum(self.tpo, ceil_div(self.WM * self.ntile, partitions)) * self.columns * activations * 8 * cycle
+        )
+        # Local blocks are independent: several share an SM, and what does not fit waits.
+        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * self.registers),
+                                      gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
+        load = ceil_div(self.blocks, gpu.sms)
+        sharing = 1 + local * (minimum(load, resident) - 1)
+        clusters = Table(lambda cl: max(1, gpu.resident_clusters(cl)), self.CL)
+        waves = 1 + local * (ceil_div(load, resident) - 1) + clustered * (ceil_div(self.groups, clusters) - 1)
+
+        packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
+        beyond = maximum(0, self.rows * self.UB // 8 - 8) * self.CL
+        crowd = ceil_div(minimum(self.groups, clusters), max(1, gpu.gpcs)) * self.CL * packets
+        cluster_base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
+        grid_base = Table(
+            lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), self.D, self.UB, self.REP
+        )  # fmt: skip
+        exchange = clustered * (cluster_base + beyond * 75 + crowd * 15) + self._is(GRID) * (
+            grid_base + packets * self.WM * (16 * cycle) // 128  # each row warp polls all of h
+        )
+        in_registers = tensor * minimum(self.KR, self.KS) // self.KS
+        feed = local * (self.AUX * 20 * cycle + (1 - self.AUX) * (self.rows - 1) * 10 * cycle)
+        wide = local * minimum(1, self.PM * self.KS * tiling.tiles // 32) * 100 * cycle
+        fixed = 24 + 60 + tiling.latency
+        terms = {
+            "exchange of h between blocks": exchange,
+            "tensor cores": tensor * sharing,
+            "reading R from shared memory": maximum(0, self.weight_bytes * cycle // 128 - in_registers),
+            "adding up the split of D": self.k_split * 90 * cycle,
+            "special functions": pointwise * sharing,
+            "latency of one step": (local * 53 + (1 - local) * 60 + fixed) * cycle,
+            "feeding wx": feed,
+            "register pressure": wide,
+            "accumulator sets": (self.SPL - 1) * 2 * cycle,
+        }
+        self.terms = {name: on_chip * waves * term for name, term in terms.items()}
+        self.terms |= {name: self._is(ALTERNATING) * value for name, value in self._alternating().items()}
+
+    def _alternating(self) -> dict[str, int]:
+        """Launches, then memory or arithmetic, whichever takes longer. Rough: not measured for these kernels."""
+        gpu, spec = self.gpu, self.spec
+        per_ns = gpu.clock_mhz / 10  # hundredths of a cycle
+        num_bytes = spec.macs_per_step * (4 if spec.dtype == "float32" else 2)
+        memory = num_bytes / (gpu.memory_gbs * (2 if num_bytes <= gpu.l2_bytes else 1))  # L2: at least twice DRAM
+        macs = gpu.tensor_macs if spec.dtype != "float32" else 128
+        arithmetic = spec.macs_per_step * self.batch / (gpu.sms * macs * gpu.clock_mhz / 1000) / 0.5
+        slower = "reading R from memory" if memory > arithmetic else "arithmetic"
+        return {"launching kernels": round(ALTERNATING_NS * per_ns), slower: round(max(memory, arithmetic) * per_ns)}
+
+    @property
+    def objective(self) -> Expr:
+        total = None
+        for term in self.terms.values():
+            total = term if total is None else total + term
+        assert total is not None
+        return total
+
+
+def _register_limits(gpu: GPU) -> list[tuple[int, int]]:
+    """(warps, registers per thread) that a block may have: 255 by the instruction set, then the file's four quarters.
+
+    8 floor(16384 / (32 ceil(warps / 4)) / 8): warps are dealt to four sub-partitions with a quarter of the file each.
+    """
+    quarter = gpu.registers_per_sm // 4
+    return [(w, min(255, quarter // (32 * -(-w // 4)) // 8 * 8)) for w in (8, 12)]
