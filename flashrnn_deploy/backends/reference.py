@@ -1,0 +1,129 @@
+"""onnx.reference with the NumPy op: the judge, in float64 or with the op's own rounding points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from flashrnn_deploy import bfloat16, reference
+from flashrnn_deploy.cells import CELLS, Array, Cell
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.graph import walk_nodes
+from flashrnn_deploy.op import DOMAIN, RNNSpec, attribute_names
+from flashrnn_deploy.shapes import attribute, is_standard_rnn, node_label, numpy_dtype
+from flashrnn_deploy.upcast import to_float64
+
+_DEFAULT_ACTIVATIONS = {
+    "LSTM": ["sigmoid", "tanh", "tanh"],
+    "GRU": ["sigmoid", "tanh"],
+    "RNN": ["tanh"],
+}
+
+
+class ReferenceRunner:
+    """Evaluate a model node by node in NumPy (see ``Runner``).
+
+    Args:
+        model: the model; it is not changed.
+        precision: numpy.float64 (everything upcast) or numpy.float32 (each operator in the dtype of the file, the
+            FlashRNN op with its rounding points, bfloat16 operators in float32 and rounded).
+        declared_dtypes: outputs are rounded to the dtype that the file declares; False returns float64 as it is.
+
+    Raises:
+        FlashRNNError: onnx.reference cannot do a node, which is named.
+    """
+
+    name = "reference"
+
+    def __init__(self, model: onnx.ModelProto, precision: Any = np.float64, declared_dtypes: bool = True) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        self.notes: list[str] = []
+        for node in walk_nodes(model):
+            if why := _ignored(node):
+                raise FlashRNNError(f"onnx.reference is no judge of the {node_label(node)}: it ignores {why}")
+        self._exact = precision == np.float64
+        self._declared = declared_dtypes
+        self._bfloat16_inputs, _ = bfloat16.bfloat16_names(model)
+        self._dtypes = {v.name: v.type.tensor_type.elem_type for v in model.graph.output}
+        if self._exact:
+            prepared = to_float64(model)
+        else:
+            prepared = bfloat16.for_cpu(model) if bfloat16.uses_bfloat16(model) else model
+        ops = [_make_op(cell, precision) for cell in CELLS.values()]
+        try:
+            self._evaluator = ReferenceEvaluator(prepared, new_ops=ops)
+        except Exception as error:
+            raise FlashRNNError(f"onnx.reference cannot do the {_culprit(model, error)}: {_text(error)}") from error
+        self._model = model
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once; see ``Runner``."""
+        ready = {name: self._feed(name, array) for name, array in feeds.items()}
+        try:
+            with np.errstate(all="ignore"):
+                results: list[Any] = list(self._evaluator.run(None, ready))
+        except Exception as error:
+            raise FlashRNNError(
+                f"onnx.reference cannot do the {_culprit(self._model, error)}: {_text(error)}"
+            ) from error
+        outputs = dict(zip(self._evaluator.output_names, map(np.asarray, results), strict=True))
+        if self._declared:
+            with np.errstate(over="ignore"):
+                outputs = {n: a.astype(numpy_dtype(self._dtypes[n])) for n, a in outputs.items()}
+        return outputs
+
+    def _feed(self, name: str, array: Array) -> Array:
+        if self._exact:
+            return array.astype(np.float64) if str(array.dtype) in ("float32", "float16", "bfloat16") else array
+        return array.astype(np.float32) if name in self._bfloat16_inputs else array
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _make_op(cell: Cell, precision: Any) -> type:
+    """The FlashRNN op of one cell as onnx.reference wants it."""
+    from onnx.reference.op_run import OpRun
+
+    names = attribute_names(cell.op_type)
+
+    def run(self: Any, wx: Array, r: Array, b: Array, lens: Array, states: Array, **attributes: Any) -> Any:
+        del self
+        N, _, H, D, _ = r.shape
+        spec = RNNSpec(cell.name, H, D, N, **{name: attributes[name] for name in names})
+        return reference.run(spec, wx, r, b, lens, states, precision=precision)
+
+    return type(cell.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
+
+
+def _ignored(node: onnx.NodeProto) -> str:
+    """What onnx.reference leaves out of a standard recurrent node without saying so."""
+    if not is_standard_rnn(node):
+        return ""
+    if len(node.input) > 4 and node.input[4]:
+        return "sequence_lens"
+    for name in ("clip", "input_forget", "activation_alpha", "activation_beta"):
+        if attribute(node, name):
+            return name
+    given: Any = attribute(node, "activations", [])
+    names = [(a.decode() if isinstance(a, bytes) else a).lower() for a in given]
+    defaults = _DEFAULT_ACTIVATIONS[node.op_type]
+    return "activations" if names and names != defaults * (len(names) // len(defaults)) else ""
+
+
+def _culprit(model: onnx.ModelProto, error: Exception) -> str:
+    """The node that an error of onnx.reference is about, found by the op it names."""
+    text = str(error)
+    for node in walk_nodes(model):
+        if f"'{node.op_type}'" in text or f"{node.op_type}_" in text or (node.name and f"'{node.name}'" in text):
+            return node_label(node)
+    return "model"
+
+
+def _text(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:300] + " ..."

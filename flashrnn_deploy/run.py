@@ -1,0 +1,73 @@
+"""One model, arrays from files in, arrays to files out: the `run` command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashrnn_deploy import feeds, streaming
+from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import load_model, new_files, write_outputs
+from flashrnn_deploy.graph import walk_nodes
+from flashrnn_deploy.op import is_flashrnn
+from flashrnn_deploy.shapes import axes_of, tensors_of
+
+BODY_NOTE = (
+    "the FlashRNN op runs on the function body in the file, 4 to 6 times slower than a plugin library: build one with "
+    "`flashrnn-deploy build-plugins` and pass it with --plugins"
+)
+
+
+def run(
+    path: Path,
+    inputs: Sequence[str],
+    output: Path,
+    *,
+    backend: str = "onnxruntime",
+    chunk: int | None = None,
+    states: Sequence[str] = (),
+    plugins: Sequence[Path] = (),
+    device: str = "cpu",
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run a model on ``.npy`` files; write one ``.npy`` per output, and ``outputs.json``, into a directory.
+
+    Args:
+        path: the model.
+        inputs: ``NAME=FILE.npy`` each; state inputs may be left out and are zero then.
+        output: the directory. It is written only when everything has worked.
+        backend: a member of ``backends.BACKENDS``.
+        chunk: steps per call; None runs the whole sequence in one call.
+        states: ``IN=OUT`` pairs beyond those in the file's metadata.
+        plugins: FlashRNN plugin libraries.
+        device: "cpu" or "cuda".
+        note: called with each sentence that the user should read.
+
+    Returns:
+        What outputs.json says.
+
+    Raises:
+        FlashRNNError: a file, an input, the model or the directory is not fit; nothing is written then.
+    """
+    model = load_model(path)
+    tensors = tensors_of(model)
+    axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)
+    arrays = feeds.check_feeds(model, tensors, axes, feeds.read_feeds(inputs), pairs)
+    if chunk is not None:
+        if chunk < 1:
+            raise FlashRNNError(f"--chunk {chunk}: a chunk has at least one step")
+        streaming.check_chunkable(model, tensors, axes, pairs)
+    with new_files(output) as folder:
+        runner = make_runner(backend, model, plugins, device, path)
+        if backend == "onnxruntime" and not plugins and any(is_flashrnn(node) for node in walk_nodes(model)):
+            note(BODY_NOTE)
+        for text in runner.notes:
+            note(text)
+        if chunk is None:
+            results = runner.infer(arrays)
+        else:
+            results = streaming.run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model))
+        runner.close()
+        return write_outputs(folder, results, {"model": str(path), "backend": backend, "chunk": chunk})

@@ -1,0 +1,290 @@
+"""Running a model in chunks of time: states carried from call to call, and proof that nothing else was needed.
+
+A chunked run equals a whole one only where every recurrent node runs forward and takes its state from the previous
+chunk, and everything else in the model looks at one time step at a time. The first is read off the graph, node by
+node. For the second the first two chunks are run once more in one piece and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from flashrnn_deploy import compare
+from flashrnn_deploy.backends import Runner
+from flashrnn_deploy.cells import Array
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import json_metadata, printable
+from flashrnn_deploy.graph import subgraphs, walk_nodes
+from flashrnn_deploy.op import DOMAIN, is_flashrnn
+from flashrnn_deploy.shapes import (
+    Axes,
+    Tensors,
+    attribute,
+    is_standard_rnn,
+    node_label,
+    spec_of,
+    value_tensor,
+)
+
+_EXPOSE = (
+    "make it an input and an output with `flashrnn-deploy convert --expose-states`, or name them with --state IN=OUT"
+)
+# The first input is what they move; the others say where to.
+_MOVES = {"Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Split", "Gather", "Expand", "Flatten", "Pad"}
+_MOVES |= {"Identity", "Cast", "CastLike"}
+_LENGTH_MOVES = {"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"}
+
+
+def state_pairs(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[str, str]:
+    """State inputs and the outputs that continue them: the metadata ``flashrnn.states``, then each ``IN=OUT``.
+
+    Raises:
+        FlashRNNError: a name is no input or output of the graph, is used twice, or the two tensors differ.
+    """
+    pairs: dict[str, Any] = json_metadata(model, "flashrnn.states")
+    for option in options:
+        source, _, target = option.partition("=")
+        pairs[source] = target
+    inputs = {v.name: value_tensor(v) for v in model.graph.input}
+    outputs = {v.name: value_tensor(v) for v in model.graph.output}
+    for source, target in pairs.items():
+        label = f"state pair {source}={target}"
+        if source not in inputs:
+            raise FlashRNNError(f"{label}: the inputs are {_names(inputs)}")
+        if target not in outputs:
+            raise FlashRNNError(f"{label}: the outputs are {_names(outputs)}")
+        given, back = inputs[source], outputs[target]
+        if given.dtype != back.dtype or not _may_agree(given.shape, back.shape):
+            raise FlashRNNError(f"{label}: the input is {given}, the output {back}; they must agree")
+    if twice := sorted({t for t in pairs.values() if list(pairs.values()).count(t) > 1}):
+        raise FlashRNNError(f"the output(s) {_names(twice)} continue more than one state input: {pairs}")
+    return pairs
+
+
+def _may_agree(a: Sequence[Any] | None, b: Sequence[Any] | None) -> bool:
+    if a is None or b is None:
+        return True
+    sizes = [(x, y) for x, y in zip(a, b, strict=False) if isinstance(x, int) and isinstance(y, int)]
+    return len(a) == len(b) and all(x == y for x, y in sizes)
+
+
+def _names(names: Any) -> str:
+    return ", ".join(map(printable, names)) or "(none)"
+
+
+def length_inputs(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Graph inputs that reach the ``sequence_lens`` of recurrent nodes unchanged, and those nodes."""
+    produced = {name: node for node in walk_nodes(model) for name in node.output}
+    inputs = {value.name for value in model.graph.input}
+    found: dict[str, list[onnx.NodeProto]] = {}
+    for node in walk_nodes(model):
+        position = 3 if is_flashrnn(node) else 4 if is_standard_rnn(node) else None
+        if position is None or len(node.input) <= position:
+            continue
+        name = node.input[position]
+        while name in produced and produced[name].op_type in _LENGTH_MOVES:
+            name = produced[name].input[0]
+        if name in inputs:
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def check_chunkable(
+    model: onnx.ModelProto, tensors: Tensors, axes: Mapping[str, Axes], pairs: Mapping[str, str]
+) -> None:
+    """Refuse a model whose chunks cannot add up to the whole.
+
+    Raises:
+        FlashRNNError: a recurrent node runs backward, or its state is not carried by ``pairs``; the time axis is not
+            known; or an output has none. The node or tensor is named.
+    """
+    if not any(axes[v.name].time is not None for v in model.graph.input if v.name not in pairs):
+        dims = {v.name: list(value_tensor(v).shape or ()) for v in model.graph.input}
+        raise FlashRNNError(
+            f"--chunk: no input has a known time axis ({dims}); export the model with a dynamic time axis, or convert "
+            "it with `flashrnn-deploy convert`"
+        )
+    for value in model.graph.output:
+        if axes[value.name].time is None and value.name not in pairs.values():
+            raise FlashRNNError(
+                f"--chunk: the output '{printable(value.name)}' has no time axis, so that its value would be the last "
+                "chunk's; run without --chunk, or, if it continues a state input, say so with --state IN=OUT"
+            )
+    for function in model.functions:
+        for node in function.node:
+            if function.domain != DOMAIN and (is_flashrnn(node) or _is_recurrent(node)):
+                raise FlashRNNError(f"--chunk: the {node_label(node)} is inside the function {function.name}")
+    inner = [n for node in model.graph.node if not _is_recurrent(node) for g in subgraphs(node) for n in g.node]
+    for node in inner:
+        if _is_recurrent(node):
+            raise FlashRNNError(f"--chunk: the {node_label(node)} is inside the branch of another node")
+    _check_states(model, tensors, pairs)
+
+
+def _check_states(model: onnx.ModelProto, tensors: Tensors, pairs: Mapping[str, str]) -> None:
+    """One pass in graph order: which state inputs each tensor comes from, wholly or in part, and which nodes."""
+    states: dict[str, frozenset[str]] = {name: frozenset([name]) for name in pairs}
+    whole = set(pairs)
+    origin: dict[str, frozenset[int]] = {}
+    none: frozenset[Any] = frozenset()
+    recurrent: dict[int, tuple[onnx.NodeProto, frozenset[str]]] = {}
+    for index, node in enumerate(model.graph.node):
+        if _is_recurrent(node):
+            _check_forward(node, tensors)
+            carriers = _state_inputs(node)
+            in_part = bool(states.get(node.input[0], none)) and any(states.get(name, none) for name in carriers)
+            # With a projected LSTM only part of the state goes in here, the rest into the input sequence.
+            if not carriers or not (all(name in whole for name in carriers) or in_part):
+                raise FlashRNNError(
+                    f"--chunk would reset the state of the {node_label(node)} at every chunk, since its initial state "
+                    f"does not come from a state input: {_EXPOSE}"
+                )
+            recurrent[index] = node, none.union(*(states.get(name, none) for name in carriers))
+            for name in node.output:
+                origin[name] = frozenset([index])
+            continue
+        names = [*node.input, *(name for g in subgraphs(node) for n in g.node for name in n.input)]
+        moved = names[:1] if node.op_type in _MOVES else names
+        reached = none.union(*(states.get(name, none) for name in moved))
+        behind = none.union(*(origin.get(name, none) for name in moved))
+        every = all if node.op_type == "Concat" else any
+        for name in node.output:
+            states[name], origin[name] = reached, behind
+            if every(part in whole for part in moved):
+                whole.add(name)
+    for index, (node, given) in recurrent.items():
+        if not any(index in origin.get(pairs[name], none) for name in given):
+            raise FlashRNNError(
+                f"--chunk: the {node_label(node)} starts from {_names(sorted(given))}, but no output paired with that "
+                f"continues it (the pairs are {dict(pairs)}): {_EXPOSE}"
+            )
+
+
+def _is_recurrent(node: onnx.NodeProto) -> bool:
+    return is_flashrnn(node) or is_standard_rnn(node) or node.op_type in ("Scan", "Loop")
+
+
+def _state_inputs(node: onnx.NodeProto) -> list[str]:
+    """Names of the inputs that hold what a recurrent node carries; an empty list where one is absent."""
+    if is_flashrnn(node):
+        return [node.input[4]]
+    if is_standard_rnn(node):
+        names = list(node.input[5 : 7 if node.op_type == "LSTM" else 6])
+        return names if all(names) and len(names) == (2 if node.op_type == "LSTM" else 1) else []
+    if node.op_type == "Loop":
+        return list(node.input[2:])
+    scanned: Any = attribute(node, "num_scan_inputs", 0)
+    return list(node.input[: len(node.input) - scanned])
+
+
+def _check_forward(node: onnx.NodeProto, tensors: Tensors) -> None:
+    why = ""
+    if is_flashrnn(node):
+        spec = spec_of(node, tensors)
+        why = "runs in both directions" if spec.num_directions == 2 else "runs backward" if spec.reverse else ""
+    elif is_standard_rnn(node):
+        direction: Any = attribute(node, "direction", b"forward")
+        why = "" if direction == b"forward" else f"has direction {direction.decode()}"
+    else:
+        for name in ("scan_input_directions", "scan_output_directions"):
+            directions: Any = attribute(node, name, [])
+            why = "runs backward" if any(directions) else why
+    if why:
+        raise FlashRNNError(f"--chunk: the {node_label(node)} {why}, and its first chunk needs the last; run it whole")
+
+
+def run_chunks(
+    runner: Runner,
+    feeds: Mapping[str, Array],
+    chunk: int,
+    axes: Mapping[str, Axes],
+    pairs: Mapping[str, str],
+    lengths: Mapping[str, Any],
+) -> dict[str, Array]:
+    """Run ``feeds`` in chunks of ``chunk`` steps, the last one shorter, and join the outputs along time.
+
+    Args:
+        runner: the model.
+        feeds: every input, whole, states included.
+        chunk: steps per call, at least 1.
+        axes: time axes of inputs and outputs (``shapes.axes_of``).
+        pairs: state inputs and the outputs that continue them.
+        lengths: names of inputs that hold sequence lengths: each chunk gets what is left of them.
+
+    Raises:
+        FlashRNNError: inputs of different lengths, an output that is not one step per step, or the first two chunks
+            give another result in one piece.
+    """
+    timed = {n: axis for n in feeds if n not in pairs and (axis := axes[n].time) is not None}
+    steps = {name: feeds[name].shape[axis] for name, axis in timed.items()}
+    if len(set(steps.values())) != 1:
+        raise FlashRNNError(f"--chunk needs inputs of one length along time, not {steps}")
+    T = next(iter(steps.values()))
+    if chunk >= T:
+        return runner.infer(feeds)
+    head = _cut(feeds, 0, min(T, 2 * chunk), timed, lengths)
+    _compare_head(runner.infer(head), _joined(runner, head, chunk, axes, pairs, timed, lengths), chunk)
+    return _joined(runner, feeds, chunk, axes, pairs, timed, lengths)
+
+
+def _cut(
+    feeds: Mapping[str, Array], start: int, stop: int, timed: Mapping[str, int], lengths: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The feeds of time steps ``start`` to ``stop``."""
+    result = dict(feeds)
+    for name, axis in timed.items():
+        result[name] = feeds[name][(slice(None),) * axis + (slice(start, stop),)]
+    for name in lengths:
+        if name in feeds:
+            result[name] = np.clip(feeds[name] - start, 0, stop - start).astype(feeds[name].dtype)
+    return result
+
+
+def _joined(
+    runner: Runner,
+    feeds: Mapping[str, Array],
+    chunk: int,
+    axes: Mapping[str, Axes],
+    pairs: Mapping[str, str],
+    timed: Mapping[str, int],
+    lengths: Mapping[str, Any],
+) -> dict[str, Array]:
+    T = next(feeds[name].shape[axis] for name, axis in timed.items())
+    states = {name: feeds[name] for name in pairs}
+    parts: dict[str, list[Array]] = {}
+    for start, stop in _spans(T, chunk):
+        outputs = runner.infer({**_cut(feeds, start, stop, timed, lengths), **states})
+        states = {name: outputs[target] for name, target in pairs.items()}
+        for name, array in outputs.items():
+            axis = None if name in pairs.values() else axes[name].time
+            if axis is not None and array.shape[axis] != stop - start:
+                raise FlashRNNError(
+                    f"--chunk: the output '{printable(name)}' has {array.shape[axis]} steps for a chunk of "
+                    f"{stop - start}; run it whole"
+                )
+            parts.setdefault(name, []).append(array)
+    return {
+        name: arrays[-1] if name in pairs.values() else np.concatenate(arrays, axis=axes[name].time or 0)
+        for name, arrays in parts.items()
+    }
+
+
+def _spans(T: int, chunk: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, T, chunk):
+        yield start, min(T, start + chunk)
+
+
+def _compare_head(whole: Mapping[str, Array], joined: Mapping[str, Array], chunk: int) -> None:
+    for name, expected in whole.items():
+        dtype = compare.coarsest(*(str(a.dtype) for a in whole.values()))
+        result = compare.against_peer(name, joined[name], expected, dtype, "whole")
+        if not result.passed:
+            raise FlashRNNError(
+                f"--chunk {chunk} is not the whole: over the first two chunks '{printable(name)}' differs by "
+                f"{result.max_abs_error:.2g} (at most {result.tolerance:.2g}); something in the model looks across "
+                "time steps, or a state pair is wrong"
+            )

@@ -1,0 +1,193 @@
+"""Whether a model is well formed and computes what it should: the `verify` command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from flashrnn_deploy import compare, op
+from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.cells import Array
+from flashrnn_deploy.compare import Comparison
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import load_model, printable
+from flashrnn_deploy.graph import free_inputs
+from flashrnn_deploy.sampling import samples
+from flashrnn_deploy.shapes import Tensors, axes_of, dtype_name, flashrnn_nodes, tensors_of, value_tensor
+from flashrnn_deploy.streaming import state_pairs
+
+Feeds = Mapping[str, Array]
+Judge = Callable[[Feeds, dict[str, Array]], list[Comparison]]
+"""Takes the inputs and the engine's outputs, and gives one comparison per output it can judge."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found: per output the comparison nearest to failing, and the (T, B) where it was."""
+
+    model: str
+    against: str
+    cases: list[tuple[int, int]]
+    outputs: list[tuple[Comparison, tuple[int, int]]]
+    not_compared: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Comparison]:
+        return [c for c, _ in self.outputs if not c.passed]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; an infinite error (NaN, infinity or shape disagree) is null."""
+        outputs = [
+            {
+                "name": c.name,
+                "max_abs_error": c.max_abs_error if math.isfinite(c.max_abs_error) else None,
+                "tolerance": c.tolerance,
+                "passed": c.passed,
+                "judge": c.judge,
+                "note": c.note,
+                "case": {"T": T, "B": B},
+            }
+            for c, (T, B) in self.outputs
+        ]
+        return {
+            "model": self.model,
+            "against": self.against,
+            "passed": not self.failures,
+            "cases": [{"T": T, "B": B} for T, B in self.cases],
+            "outputs": outputs,
+            "not_compared": self.not_compared,
+            "notes": self.notes,
+        }
+
+
+def check_structure(model: onnx.ModelProto, path: Path | None = None) -> None:
+    """Run the full ONNX checker, and read every FlashRNN node and the state metadata strictly.
+
+    Raises:
+        FlashRNNError: one line naming what is wrong.
+    """
+    op.register_schemas()
+    try:
+        onnx.checker.check_model(model if path is None else str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        text = " ".join(str(error).split())
+        raise FlashRNNError(f"the ONNX checker refuses the model: {text[:400]}") from error
+    tensors = tensors_of(model)
+    flashrnn_nodes(model, tensors)
+    axes_of(model, tensors)
+    state_pairs(model)
+
+
+def model_dtype(model: onnx.ModelProto, tensors: Tensors) -> str:
+    """The coarsest float dtype of the FlashRNN nodes, the inputs and the outputs."""
+    names = [spec.dtype for _, spec in flashrnn_nodes(model, tensors)]
+    names += [dtype_name(value_tensor(v).dtype) for v in (*free_inputs(model.graph), *model.graph.output)]
+    return compare.coarsest(*names)
+
+
+def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (), seed: int = 0) -> Report:
+    """Run a model in ONNX Runtime on random inputs and compare each output with a judge.
+
+    Args:
+        path: the model.
+        against: "reference" (onnx.reference in float64 with the NumPy op), another ONNX file (run in ONNX Runtime) or
+            ``FILE.py:FACTORY`` (the PyTorch module in float64).
+        plugins: FlashRNN plugin libraries; without one the function body runs.
+        seed: of the random inputs.
+
+    Raises:
+        FlashRNNError: the model is malformed, an engine refuses it, or the judge cannot do a node, which is named.
+    """
+    model = load_model(path)
+    check_structure(model, path)
+    tensors = tensors_of(model)
+    axes, dtype = axes_of(model, tensors), model_dtype(model, tensors)
+    runner = make_runner("onnxruntime", model, plugins, path=path)
+    judge = _judge(against, model, dtype, plugins)
+    found: dict[str, list[tuple[Comparison, tuple[int, int]]]] = {}
+    cases = []
+    for case, feeds in samples(model, tensors, axes, seed):
+        outputs = runner.infer(feeds)
+        cases.append(case)
+        for comparison in judge(feeds, outputs):
+            found.setdefault(comparison.name, []).append((comparison, case))
+    worst = []
+    for entries in found.values():
+        chosen = compare.worst([comparison for comparison, _ in entries])
+        worst.append(next(entry for entry in entries if entry[0] is chosen))
+    if not worst:
+        raise FlashRNNError(f"nothing to compare: {path} and {against} have no output in common")
+    skipped = [v.name for v in model.graph.output if v.name not in found]
+    runner.close()
+    return Report(str(path), against, cases, worst, skipped, runner.notes)
+
+
+def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path]) -> Judge:
+    if against == "reference":
+        return _reference_judge(model, dtype)
+    if ".py:" in against:
+        return _factory_judge(against, model, dtype)
+    return _peer_judge(Path(against), model, dtype, plugins)
+
+
+def _reference_judge(model: onnx.ModelProto, dtype: str) -> Judge:
+    from flashrnn_deploy.backends.reference import ReferenceRunner
+
+    exact = ReferenceRunner(model, declared_dtypes=False)
+    own = ReferenceRunner(model, precision=np.float32, declared_dtypes=False)
+
+    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
+        return _against_float64(outputs, own.infer(feeds), exact.infer(feeds), dtype, "onnx.reference in float64")
+
+    return judge
+
+
+def _factory_judge(source: str, model: onnx.ModelProto, dtype: str) -> Judge:
+    from flashrnn_deploy.exporters import run_factory
+
+    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
+        exact = run_factory(source, model, dict(feeds), "float64")
+        own = run_factory(source, model, dict(feeds), dtype)
+        return _against_float64(outputs, own, exact, dtype, "PyTorch in float64")
+
+    return judge
+
+
+def _against_float64(
+    outputs: dict[str, Array], own: Mapping[str, Array], exact: Mapping[str, Array], dtype: str, judge: str
+) -> list[Comparison]:
+    return [
+        compare.against_float64(name, array, own[name], exact[name], dtype, judge)
+        for name, array in outputs.items()
+        if name in exact
+    ]
+
+
+def _peer_judge(path: Path, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path]) -> Judge:
+    """Another file in ONNX Runtime; state inputs that it does not have are zero for both, as they are in the other."""
+    other = load_model(path)
+    theirs, ours = [v.name for v in free_inputs(other.graph)], [v.name for v in free_inputs(model.graph)]
+    states = state_pairs(model)
+    if odd := [printable(n) for n in (*(set(theirs) - set(ours)), *(set(ours) - set(theirs) - set(states)))]:
+        raise FlashRNNError(f"the two files differ in the input(s) {', '.join(odd)}: {ours} and {theirs}")
+    runner = make_runner("onnxruntime", other, plugins, path=path)
+    ourselves = make_runner("onnxruntime", model, plugins)
+    zero = [name for name in ours if name not in theirs]
+    other_dtype = model_dtype(other, tensors_of(other))
+
+    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
+        if zero:
+            feeds = {n: np.zeros_like(a) if n in zero else a for n, a in feeds.items()}
+            outputs = ourselves.infer(feeds)
+        expected = runner.infer({name: feeds[name] for name in theirs})
+        coarse = compare.coarsest(dtype, other_dtype)
+        return [compare.against_peer(n, a, expected[n], coarse, path.name) for n, a in outputs.items() if n in expected]
+
+    return judge
