@@ -1,0 +1,124 @@
+"""FILE.py:FACTORY: the module to export, with example arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.nn import MultiHeadRNN
+
+
+@dataclass(frozen=True)
+class Example:
+    """A module, example arguments for its forward, and the axes that may vary (None: the default rule)."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    dynamic_shapes: Any = None
+
+
+def load_factory(source: str, weights: Path | None = None) -> Example:
+    """Import ``FILE.py`` and call ``FACTORY`` without arguments.
+
+    Args:
+        source: "FILE.py:FACTORY". The factory returns a module, ``(module, args)`` or
+            ``(module, args, dynamic_shapes)``, the last in the form that ``torch.export.export`` takes.
+        weights: a file with a state dict to load into the module (``torch.load`` with ``weights_only=True``).
+
+    Raises:
+        FlashRNNError: the file or factory is missing or raises, it returns something else, or the weights do not fit.
+    """
+    path, _, name = source.rpartition(":")
+    if not path or not name.isidentifier():
+        raise FlashRNNError(f"'{source}' is not FILE.py:FACTORY")
+    python_module = _import_file(Path(path))
+    factory = getattr(python_module, name, None)
+    if not callable(factory):
+        names = [
+            n
+            for n, v in vars(python_module).items()
+            if callable(v) and getattr(v, "__module__", None) == python_module.__name__ and not n.startswith("_")
+        ]
+        raise FlashRNNError(f"{path} has no factory '{name}'; it defines {', '.join(names) or 'no function'}")
+    try:
+        result = factory()
+    except Exception as error:
+        raise FlashRNNError(f"{source} raised {_describe(error, Path(path))}") from error
+    example = _as_example(result, source)
+    if weights is not None:
+        _load_weights(example.module, weights)
+    return example
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FlashRNNError(f"no such file: {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise FlashRNNError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as if the file had been run: its neighbours can be imported
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise FlashRNNError(f"importing {path} raised {_describe(error, path)}") from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _describe(error: Exception, path: Path) -> str:
+    """The exception in one line, with the last line of the user's file that it passed."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
+    where = f" ({path.name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _as_example(result: Any, source: str) -> Example:
+    items = result if isinstance(result, tuple) else (result,)
+    if not 1 <= len(items) <= 3 or not isinstance(items[0], nn.Module):
+        what = f"({', '.join(type(i).__name__ for i in items)})" if isinstance(result, tuple) else type(result).__name__
+        raise FlashRNNError(
+            f"{source} returned {what}; it must return a module, (module, args) or (module, args, dynamic_shapes)"
+        )
+    module, args, shapes = (*items, None, None)[:3]
+    if args is None:
+        if not isinstance(module, MultiHeadRNN):
+            raise FlashRNNError(
+                f"{source} returned a {type(module).__name__} alone; return (module, args) with example args"
+            )
+        args = (torch.zeros(3, 7, module.input_size) if module.batch_first else torch.zeros(7, 3, module.input_size),)
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if not isinstance(args, (tuple, list)):
+        raise FlashRNNError(f"{source}: args must be a tuple of forward's arguments, not {type(args).__name__}")
+    return Example(module.eval(), tuple(args), shapes)
+
+
+def _load_weights(module: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise FlashRNNError(f"no such file: {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
+        raise FlashRNNError(f"{path} is not a file of weights: {' '.join(str(error).split())[:200]}") from error
+    for key in ("state_dict", "model_state", "model_state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+            break
+    if not isinstance(state, dict):
+        raise FlashRNNError(f"{path} holds a {type(state).__name__}, not a state dict")
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise FlashRNNError(f"{path} does not fit the module: {' '.join(str(error).split())}") from error

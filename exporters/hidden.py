@@ -1,0 +1,144 @@
+"""State that a module keeps in attributes or buffers between calls.
+
+Such state would be frozen into a file. It is found by calling a copy of the module once and looking at what changed,
+and either refused or turned into inputs and outputs by a wrapper.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from flashrnn_deploy.errors import FlashRNNError
+
+
+def _kept_values(module: nn.Module) -> dict[str, Any]:
+    """Every buffer, and every attribute that is a tensor, a nest of tensors or None, by its dotted name."""
+    kept = {}
+    for path, part in module.named_modules():
+        attributes = {k: v for k, v in vars(part).items() if k not in ("_parameters", "_modules", "_buffers")}
+        for name, value in {**attributes, **part._buffers}.items():
+            leaves = pytree.tree_leaves(value)
+            if value is None or (leaves and all(isinstance(leaf, Tensor) for leaf in leaves)):
+                kept[f"{path}.{name}" if path else name] = value
+    return kept
+
+
+def _changed(before: Any, after: Any) -> bool:
+    old, new = pytree.tree_leaves(before), pytree.tree_leaves(after)
+    if len(old) != len(new):
+        return True
+    for a, b in zip(old, new, strict=True):
+        if isinstance(a, Tensor) != isinstance(b, Tensor):
+            return True
+        if isinstance(a, Tensor) and (a.shape != b.shape or not torch.equal(a, b)):
+            return True
+    return False
+
+
+def find_hidden_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[dict[str, Any], list[str]]:
+    """Dotted names of the attributes and buffers that a call changes, with their values after it.
+
+    Returns:
+        the values after one call (on a copy of the module), and the names of those that did not start at zero or None.
+    """
+    module = copy.deepcopy(module)
+    before = {name: pytree.tree_map(_snapshot, value) for name, value in _kept_values(module).items()}
+    with torch.no_grad():
+        module(*args)
+        module(*args)  # twice: a state that is only created by the first call changes again in the second
+    after = _kept_values(module)
+    found = {name: value for name, value in after.items() if _changed(before.get(name), value)}
+    nonzero = [
+        name
+        for name in found
+        if any(isinstance(leaf, Tensor) and leaf.any() for leaf in pytree.tree_leaves(before.get(name)))
+    ]
+    return {name: pytree.tree_map(_snapshot, value) for name, value in found.items()}, nonzero
+
+
+def _snapshot(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def with_hidden_states(
+    module: nn.Module, args: tuple[Any, ...], expose: bool
+) -> tuple[nn.Module, tuple[Any, ...], list[str]]:
+    """Refuse state kept in attributes, or turn it into further arguments and results of a wrapper.
+
+    Returns:
+        the module or its wrapper, its example arguments, and notes for the report.
+
+    Raises:
+        FlashRNNError: there is such state and ``expose`` is false.
+    """
+    hidden, nonzero = find_hidden_states(module, args)
+    if not hidden:
+        return module, args, []
+    if not expose:
+        raise FlashRNNError(
+            f"{type(module).__name__} keeps state between calls in {', '.join(sorted(hidden))}, which a file cannot; "
+            "pass --expose-states to make it an input and an output"
+        )
+    wrapper = StatesAsInputs(module, hidden).eval()
+    notes = [f"state {name} does not start at zero: feed its first value" for name in nonzero]
+    return wrapper, (*args, *wrapper.initial), notes
+
+
+class StatesAsInputs(nn.Module):
+    """``inner`` with its hidden states as further arguments, and their new values as a second result.
+
+    ``forward(*args, *state_tensors)`` returns ``(inner(*args), new_state_tensors)``.
+    """
+
+    def __init__(self, inner: nn.Module, states: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._places: list[tuple[str, str, Any]] = []
+        self.state_names: list[str] = []
+        self.initial: list[Tensor] = []
+        self.last_given: list[Tensor] = []
+        """The copies that the last call worked on, in the order of ``state_names``."""
+        for name, value in states.items():
+            path, _, attribute = name.rpartition(".")
+            leaves, spec = pytree.tree_flatten(value)
+            if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+                raise FlashRNNError(f"{name} changes in forward but holds no tensor; it cannot become an input")
+            self._places.append((path, attribute, spec))
+            self.state_names += [name] if len(leaves) == 1 else [f"{name}_{i}" for i in range(len(leaves))]
+            self.initial += leaves
+
+    def forward(self, *args: Any) -> tuple[Any, tuple[Tensor, ...]]:
+        count = len(self.state_names)
+        states = iter(args[-count:])
+        old, given = [], []
+        for path, attribute, spec in self._places:
+            part = self.inner.get_submodule(path)
+            old.append(_get(part, attribute))
+            leaves = [next(states).clone() for _ in range(spec.num_leaves)]  # in-place updates stay inside the call
+            given += leaves
+            _set(part, attribute, pytree.tree_unflatten(leaves, spec))
+        if not torch.compiler.is_exporting():
+            self.last_given = given
+        result = self.inner(*args[:-count])
+        new: list[Tensor] = []
+        for (path, attribute, _), value in zip(self._places, old, strict=True):
+            part = self.inner.get_submodule(path)
+            new += pytree.tree_leaves(_get(part, attribute))
+            _set(part, attribute, value)
+        return result, tuple(new)
+
+
+def _get(part: nn.Module, attribute: str) -> Any:
+    return part._buffers[attribute] if attribute in part._buffers else vars(part)[attribute]
+
+
+def _set(part: nn.Module, attribute: str, value: Any) -> None:
+    if attribute in part._buffers:
+        part._buffers[attribute] = value
+    else:
+        vars(part)[attribute] = value

@@ -1,0 +1,165 @@
+"""The module beside the exported file: the same inputs through PyTorch, and a comparison at sizes never traced."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from flashrnn_deploy import compare
+from flashrnn_deploy.cells import Array
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters.axes import Axes, resize
+from flashrnn_deploy.exporters.factory import load_factory
+from flashrnn_deploy.exporters.hidden import with_hidden_states
+from flashrnn_deploy.exporters.observe import flat_call, tensors_of
+from flashrnn_deploy.graph import free_inputs, shape_of
+from flashrnn_deploy.nn import MultiHeadRNN
+from flashrnn_deploy.shapes import dtype_name, numpy_dtype
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """A NumPy copy; bfloat16 becomes ml_dtypes.bfloat16."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(numpy_dtype(onnx.TensorProto.BFLOAT16)).copy()
+    return np.array(tensor.numpy())
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """The inverse of ``to_numpy``."""
+    if str(array.dtype) == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def run_factory(source: str, model: onnx.ModelProto, feeds: Mapping[str, Array], dtype: str) -> dict[str, Array]:
+    """What the module of ``FILE.py:FACTORY`` returns for the inputs of the file that was exported from it.
+
+    Args:
+        source: "FILE.py:FACTORY".
+        model: the exported file: it gives the names and order of inputs and outputs.
+        feeds: one array per input of ``model``.
+        dtype: "float64" casts the module and every float input up, to judge with; otherwise the dtype of the file, to
+            which the module is cast while inputs keep theirs.
+
+    Returns:
+        arrays by the output names of ``model``.
+
+    Raises:
+        FlashRNNError: as ``load_factory``, or the module does not take these inputs.
+    """
+    example = load_factory(source)
+    inputs = [value.name for value in free_inputs(model.graph)]
+    own = len(tensors_of(example.args))
+    module, args, _ = example.module, example.args, None
+    if len(inputs) > own:  # states kept in attributes come after the arguments, default states last
+        module, args, _ = with_hidden_states(example.module, example.args, expose=True)
+    own = len(tensors_of(args))
+    if len(inputs) < own:
+        raise FlashRNNError(
+            f"{source} takes {own} tensors, the model has only {len(inputs)} inputs: {', '.join(inputs)}"
+        )
+    module = copy.deepcopy(module).to(getattr(torch, dtype))
+    tensors = {name: to_torch(feeds[name]) for name in inputs}
+    if dtype == "float64":
+        tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    leaves, spec = pytree.tree_flatten(args)
+    fed = iter(inputs[:own])
+    leaves = [tensors[next(fed)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    final: dict[str, torch.Tensor] = {}
+    handles = [h for name in inputs[own:] for h in _feed_default_state(module, name, tensors[name], final)]
+    results = flat_call(module, pytree.tree_unflatten(leaves, spec))
+    for handle in handles:
+        handle.remove()
+    results += list(final.values())
+    outputs = [value.name for value in model.graph.output]
+    if len(results) != len(outputs):
+        raise FlashRNNError(f"{source} gives {len(results)} tensors, the model {len(outputs)}: {', '.join(outputs)}")
+    return {name: to_numpy(tensor) for name, tensor in zip(outputs, results, strict=True)}
+
+
+def _feed_default_state(
+    module: nn.Module, input_name: str, packed: torch.Tensor, final: dict[str, torch.Tensor]
+) -> list[Any]:
+    """Hooks that feed ``<layer>.l<k>.states`` [S, N, B, H*D] to a MultiHeadRNN and read its final states back."""
+    path, _, layer_index = input_name.removesuffix(".states").rpartition(".l")
+    parts = dict(module.named_modules())
+    layer = parts.get(path, module)
+    if not isinstance(layer, MultiHeadRNN) or not layer_index.isdigit():
+        raise FlashRNNError(f"input '{input_name}' of the model belongs to no argument and no layer of the module")
+    k, N, S = int(layer_index), layer.spec.num_directions, layer.spec.definition.num_states
+    rows = slice(k * N, (k + 1) * N)
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        states = kwargs.get("states", args[1] if len(args) > 1 else None)
+        if states is None:
+            shape = (S, layer.num_layers * N, packed.shape[2], layer.hidden_size)
+            states = packed.new_zeros(shape).unbind(0)
+        states = [s.clone() for s in ((states,) if isinstance(states, torch.Tensor) else states)]
+        for state, given in zip(states, packed, strict=True):
+            state[rows] = given
+        return (args[0], tuple(states), *args[2:]), {n: v for n, v in kwargs.items() if n != "states"}
+
+    def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        final[input_name] = torch.stack([s[rows] for s in tensors_of(result[1])])
+
+    return [
+        layer.register_forward_pre_hook(before, with_kwargs=True),
+        layer.register_forward_hook(after, with_kwargs=True),
+    ]
+
+
+def validate(
+    model: onnx.ModelProto, module: nn.Module, args: tuple[Any, ...], axes: Axes, sizes: dict[str, int]
+) -> list[str]:
+    """Run ``model`` in ONNX Runtime beside ``module`` at two sizes of the dynamic axes that were not traced.
+
+    Returns:
+        notes for the report: what was compared, or that ONNX Runtime is not installed.
+
+    Raises:
+        FlashRNNError: a result differs by more than two implementations of one dtype may (``compare.against_peer``).
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ["not compared with the module: ONNX Runtime is not installed"]
+    from flashrnn_deploy.backends import make_runner
+
+    runner = make_runner("onnxruntime", model)
+    inputs = free_inputs(model.graph)
+    dtype = compare.coarsest(*(dtype_name(v.type.tensor_type.elem_type) for v in model.graph.output))
+    largest_error, compared = 0.0, False
+    for other in ({name: size + 4 for name, size in sizes.items()}, {name: 1 for name in sizes}):
+        some_args = resize(args, axes, other)
+        try:
+            expected = flat_call(module, some_args)
+        except FlashRNNError:
+            if compared:  # the module itself needs more than one step, as a convolution over time does
+                continue
+            raise
+        feeds = dict(zip((v.name for v in inputs), map(to_numpy, tensors_of(some_args)), strict=False))
+        for value in inputs[len(feeds) :]:
+            shape = [other.get(d, 1) if isinstance(d, str) else d for d in shape_of(value) or []]
+            feeds[value.name] = np.zeros(shape, np.float32)  # type: ignore[arg-type]
+        try:
+            actual = runner.infer(feeds)
+        except FlashRNNError as error:
+            raise FlashRNNError(f"the exported file does not run at {other}: {error}") from error
+        for value, tensor in zip(model.graph.output, expected, strict=False):
+            check = compare.against_peer(value.name, actual[value.name], to_numpy(tensor), dtype, "the module")
+            if not check.passed:
+                raise FlashRNNError(
+                    f"the exported file does not compute what the module does: output '{value.name}' differs by "
+                    f"{check.max_abs_error:.3g} (allowed {check.tolerance:.3g}) at {other} {check.note}".rstrip()
+                )
+            largest_error = max(largest_error, check.max_abs_error)
+        compared = True
+    runner.close()
+    return [f"compared with the module: largest error {largest_error:.1e}"]
