@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from flashrnn_deploy.cells import CELL_OF_OP
+from flashrnn_deploy.exporters.onnx_shapes import known_shapes, probe
 from flashrnn_deploy.graph import free_inputs, shape_of, subgraphs, walk_graphs
-from flashrnn_deploy.op import is_flashrnn, register_schemas
+from flashrnn_deploy.op import is_flashrnn
 
 STATES_KEY = "flashrnn.states"
 AXES_KEY = "flashrnn.axes"
@@ -52,7 +53,7 @@ def expose_states(model: onnx.ModelProto) -> dict[str, str]:
     candidates = [n for n in graph.node if is_flashrnn(n) and _source(graph, n.input[4]) == "zero"]
     shapes = known_shapes(model) if candidates else {}
     for node in candidates:
-        taken = _all_names(model)
+        taken = all_names(model)
         base = re.sub(r"[^\w.-]+", ".", node.name).strip(".") or node.op_type
         dims = _state_dims(graph, node, shapes, f"{base}.batch")
         new_input = _unique(f"{base}.states", taken)
@@ -60,7 +61,7 @@ def expose_states(model: onnx.ModelProto) -> dict[str, str]:
         graph.input.append(helper.make_tensor_value_info(new_input, TensorProto.FLOAT, dims))
         output = node.output[1]
         if output not in {value.name for value in graph.output}:
-            output = _unique(f"{base}.final_states", taken)
+            output = _unique(f"{base}.final_states", taken - {output})
             _rename(graph, node.output[1], output)
             known = [value for value in graph.value_info if value.name == output]
             for value in known:
@@ -80,82 +81,59 @@ def kept_states(model: onnx.ModelProto) -> dict[str, str]:
     """
     kept = {}
     free = {value.name for value in free_inputs(model.graph)}
-    for graph in walk_graphs(model.graph):
-        for node in filter(is_flashrnn, graph.node):
-            source = _source(model.graph, node.input[4]) if graph is model.graph else "inner"
-            if source == "inner":
-                kept[node.name] = "inside the body of another node: only nodes of the main graph get state inputs"
-            elif source == "constant":
-                kept[node.name] = "starts from a constant that is not zero; the constant is kept"
-            elif source == "zero":
-                kept[node.name] = "starts from zeros made inside the model"
-            elif not free & _ancestors(model.graph, node.input[4]):
-                kept[node.name] = "starts from a state that the model computes from no graph input"
+    for chain in _chains([model.graph]):
+        for node in filter(is_flashrnn, chain[-1].node):
+            source = _source(model.graph, node.input[4]) if len(chain) == 1 else "inner"
+            if free & _ancestors(chain, node.input[4]) and source not in ("zero", "constant"):
+                continue
+            kept[node.name] = {
+                "inner": "inside the body of another node: only nodes of the main graph get state inputs",
+                "constant": "starts from a constant that is not zero; the constant is kept",
+                "zero": "starts from zeros made inside the model",
+                "computed": "starts from a state that the model computes from no graph input",
+            }[source]
     return kept
 
 
 def write_axes(model: onnx.ModelProto) -> dict[str, dict[str, int | None]]:
     """Find the time and batch axis of every graph input and output, and write them to ``metadata_props``.
 
-    The axes of ``wx`` and ``y`` are known from each ``flashrnn`` node; a graph tensor's axis is time (or batch) if
-    shape inference gives it the symbol that a node has there. A fixed or unnamed dimension has no symbol: null.
+    Each dynamic dimension of the inputs gets a large prime as its size. Where shape inference then finds that prime as
+    T or B of a ``flashrnn`` node, the dimension is time or batch; so is every axis of an input or output that has it.
+    (Symbols do not survive a Reshape whose target the model computes; numbers do.) A fixed dimension is null, and so is
+    one that only determines T, as an image's width does behind a strided convolution.
 
     Returns:
         ``{name: {"time": axis or None, "batch": axis or None}}`` for the free graph inputs and the outputs.
     """
     graph = model.graph
-    shapes = known_shapes(model)
-    symbols: dict[str, set[str]] = {"time": set(), "batch": set()}
-    states = read_metadata(model, STATES_KEY)
+    shapes, names = probe(model)
+    symbols: dict[str, set[int | str | None]] = {"time": set(), "batch": set()}
     for node in filter(is_flashrnn, graph.node):
         layout = next(a.i for a in node.attribute if a.name == "layout")
         places = [(value, {"time": layout, "batch": 1 - layout}) for value in (node.input[0], node.output[0])]
         places += [(value, {"batch": 2}) for value in (node.input[4], node.output[1])]
         for value, axes in places:
-            shape = shapes.get(value)
+            shape = shapes.get(value) or []
             for kind, axis in axes.items():
-                if shape is not None and axis < len(shape) and isinstance(shape[axis], str):
-                    symbols[kind].add(str(shape[axis]))
+                if axis < len(shape) and shape[axis] in names:
+                    symbols[kind].add(shape[axis])
     symbols["time"] -= symbols["batch"]
+    wanted = {kind: found | {names[prime] for prime in found} for kind, found in symbols.items()}
+    states = read_metadata(model, STATES_KEY)
     result: dict[str, dict[str, int | None]] = {}
     for value in (*free_inputs(graph), *graph.output):
-        shape = shapes.get(value.name) or []
+        declared = shape_of(value) or []
+        probed = shapes.get(value.name) or declared
         result[value.name] = {
-            kind: next((axis for axis, dim in enumerate(shape) if dim in names), None)
-            for kind, names in symbols.items()
+            kind: next((k for k, dims in enumerate(zip(declared, probed, strict=False)) if found & set(dims)), None)
+            for kind, found in wanted.items()
         }
-    for value_name in (*states, *states.values()):
-        if value_name in result and len(shapes.get(value_name) or ()) == 4:
-            result[value_name] = {"time": None, "batch": 2}
+    for name in (*states, *states.values()):
+        if name in result:
+            result[name] = {"time": None, "batch": 2}
     write_metadata(model, AXES_KEY, result)
     return result
-
-
-def known_shapes(model: onnx.ModelProto) -> dict[str, list[int | str | None]]:
-    """Shapes of the main graph's values, inferred; dimensions are sizes, names or None. Weights are not copied."""
-    register_schemas()
-    light = onnx.ModelProto(ir_version=model.ir_version)
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    source, graph = model.graph, light.graph
-    graph.name = source.name
-    for field in ("node", "input", "output", "value_info"):
-        getattr(graph, field).extend(getattr(source, field))
-    inputs = {value.name for value in source.input}
-    for tensor in source.initializer:
-        # Integer tensors may be shapes, which inference reads; of a weight it needs the shape only.
-        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and tensor.data_location != TensorProto.EXTERNAL:
-            graph.initializer.append(tensor)
-        elif tensor.name not in inputs:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    # Not strict: a file may declare a wrong shape and still run; inference then keeps what it knows.
-    light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    shapes: dict[str, list[int | str | None]] = {}
-    for value in (*light.graph.value_info, *light.graph.input, *light.graph.output):
-        if (shape := shape_of(value)) is not None:
-            shapes[value.name] = shape
-    shapes |= {tensor.name: list(tensor.dims) for tensor in source.initializer}
-    return shapes
 
 
 def read_metadata(model: onnx.ModelProto, key: str) -> dict[str, Any]:
@@ -173,29 +151,39 @@ def write_metadata(model: onnx.ModelProto, key: str, value: dict[str, Any]) -> N
     model.metadata_props.add(key=key, value=text)
 
 
-def remove_dead(graph: onnx.GraphProto, values: Iterable[str]) -> None:
-    """Remove what made ``values`` where nothing reads them any more, and so on upwards. Graph inputs stay."""
+def remove_dead(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
+    """Remove what made ``values`` where nothing reads them any more, and so on upwards. Graph inputs stay.
+
+    Returns:
+        Every name that lost a reader: an inner graph's caller goes on with them in the outer graph.
+    """
     pending = list(values)
+    seen = set(pending)
+    producers = _producers(graph)
     while pending:
         name = pending.pop()
-        if name in _reads(graph):
+        read = reads(graph)
+        if name in read:
             continue
         for tensor in [t for t in graph.initializer if t.name == name]:
             if name not in {value.name for value in graph.input}:
                 graph.initializer.remove(tensor)
-        node = _producers(graph).get(name)
-        if node is not None and not set(node.output) & _reads(graph):
-            pending += [i for i in node.input if i]
-            pending += [i for inner in subgraphs(node) for i in _reads(inner)]
+        node = producers.get(name)
+        if node is not None and not read.intersection(node.output):
+            operands = {i for i in node.input if i} | {i for inner in subgraphs(node) for i in reads(inner)}
+            pending += operands
+            seen |= operands
             stale = set(node.output)
+            producers = {n: p for n, p in producers.items() if n not in stale}
             graph.node.remove(node)
             for value in [v for v in graph.value_info if v.name in stale]:
                 graph.value_info.remove(value)
+    return seen
 
 
 def _source(graph: onnx.GraphProto, name: str) -> str:
     """Where a value's content comes from: "zero", "constant" (not all zero), or "computed" (graph inputs included)."""
-    relevant = _ancestors(graph, name)
+    relevant = _ancestors([graph], name)
     found = {t.name: "zero" if _is_zero(t) else "constant" for t in graph.initializer if t.name in relevant}
     found |= {value.name: "computed" for value in graph.input}
     for node in graph.node:  # sorted topologically: a loop where recursion would go as deep as the network
@@ -253,25 +241,38 @@ def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     return {output: node for node in graph.node for output in node.output if output}
 
 
-def _reads(graph: onnx.GraphProto) -> set[str]:
+def reads(graph: onnx.GraphProto) -> set[str]:
     """Every name that the graph's nodes read, in the graphs inside it too."""
     return {i for inner in walk_graphs(graph) for node in inner.node for i in node.input if i} | {
         value.name for inner in walk_graphs(graph) for value in inner.output
     }
 
 
-def _ancestors(graph: onnx.GraphProto, name: str) -> set[str]:
-    producers, seen, pending = _producers(graph), set(), [name]
+def _chains(chain: list[onnx.GraphProto]) -> Iterator[list[onnx.GraphProto]]:
+    """Every graph with the graphs around it, outermost first."""
+    yield chain
+    for node in chain[-1].node:
+        for inner in subgraphs(node):
+            yield from _chains([*chain, inner])
+
+
+def _ancestors(chain: Sequence[onnx.GraphProto], name: str) -> set[str]:
+    """``name`` and every name it is computed from, seen from the last graph of a chain."""
+    producers: dict[str, onnx.NodeProto] = {}
+    for graph in chain:
+        producers |= _producers(graph)
+    seen: set[str] = set()
+    pending = [name]
     while pending:
         name = pending.pop()
         if name and name not in seen:
             seen.add(name)
             if node := producers.get(name):
-                pending += list(node.input) + [i for inner in subgraphs(node) for i in _reads(inner)]
+                pending += list(node.input) + [i for inner in subgraphs(node) for i in reads(inner)]
     return seen
 
 
-def _all_names(model: onnx.ModelProto) -> set[str]:
+def all_names(model: onnx.ModelProto) -> set[str]:
     names = set()
     for graph in walk_graphs(model.graph):
         names |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}

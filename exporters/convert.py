@@ -1,0 +1,227 @@
+"""``convert``: an existing ONNX file in, the same file with ``flashrnn`` nodes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto, helper
+
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters import onnx_files
+from flashrnn_deploy.exporters.onnx_files import Weights
+from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_onnx_rnn, why_left
+from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_opset
+from flashrnn_deploy.exporters.onnx_rewrite import Row, Shared, rewrite_scope
+from flashrnn_deploy.exporters.onnx_scope import make_scopes
+from flashrnn_deploy.exporters.states import all_names, expose_states, kept_states, write_axes
+from flashrnn_deploy.functions import add_functions
+from flashrnn_deploy.graph import opset_of
+from flashrnn_deploy.op import register_schemas
+
+SLOW_WITHOUT_LIBRARY = (
+    "without a plugin library the converted file is 4 to 6 times slower than ONNX Runtime's own LSTM on a CPU; "
+    "`flashrnn-deploy build-plugins` makes one"
+)
+
+
+def convert_file(
+    source: Path, output: Path, *, expose_states: bool = False, opset: int | None = None
+) -> dict[str, Any]:
+    """Rewrite the LSTM, GRU and RNN nodes of an ONNX file.
+
+    Args:
+        source: an ONNX file, with its data files beside it where it has any. It is never modified.
+        output: the file to write; one over 2 GB gets its weights in ``<output>.data``. Nothing is written on failure.
+        expose_states: make default initial states graph inputs, and the final states graph outputs.
+        opset: the opset of the result; the default is the source's own, and at least 17.
+
+    Returns:
+        The report: ``rewritten`` and ``left`` count nodes, ``nodes`` lists them with ``name``, ``path``, ``op``,
+        ``action`` and ``reason``; ``opset`` and ``source_opset``; ``states`` pairs the new inputs with their outputs,
+        ``states_kept`` says why a node has none; ``notes`` are sentences for the user.
+
+    Raises:
+        FlashRNNError: the source is missing or not an ONNX model, the output is the source or cannot be written, or
+            the opset is out of reach.
+    """
+    source, output = Path(source), Path(output)
+    _check_paths(source, output)
+    with _user_errors(output), _folder_beside(output) as folder:
+        draft = folder / output.name
+        rows, facts = _draft(source, draft, opset, expose_states)
+        if draft.exists() and (problem := _check(draft, source, raised=facts["opset"] != facts["source_opset"])):
+            rows, facts = _all_left(rows, problem), facts | {"opset": facts["source_opset"], "notes": []}
+            facts |= {"states": {}, "states_kept": {}}
+            for file in folder.iterdir():
+                file.unlink()
+        if not draft.exists():
+            _copy(source, draft)
+        for file in sorted(folder.iterdir(), reverse=True):  # the data file first: a model never lacks its weights
+            os.replace(file, output.with_name(file.name))
+    counts = {action: sum(row.action == action for row in rows) for action in ("rewritten", "left")}
+    if not rows:
+        facts["notes"].append("no LSTM, GRU or RNN node: the output is a copy of the input")
+    elif not counts["rewritten"]:
+        facts["notes"].append("nothing was rewritten: the output is a copy of the input")
+    return {"source": str(source), "output": str(output)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
+
+
+def _draft(source: Path, draft: Path, opset: int | None, expose: bool) -> tuple[list[Row], dict[str, Any]]:
+    """Write the converted file, or nothing where no node can be rewritten. Weights are released on return."""
+    model, weights = onnx_files.load(source)
+    own = opset_of(model)
+    target = _target_opset(source, own, opset)
+    facts: dict[str, Any] = {"source_opset": own, "opset": own, "states": {}, "states_kept": {}, "notes": []}
+    rows = _survey(model, weights)
+    if not _any_rewritten(rows):
+        return rows, facts
+    try:
+        done, rows, new_facts = _convert(source, model, weights, target, expose)
+    except LeftAlone as reason:
+        return _all_left(rows, str(reason)), facts
+    if _any_rewritten(rows):
+        onnx_files.save(done, weights, draft)
+        facts |= new_facts
+    return rows, facts
+
+
+def _any_rewritten(rows: list[Row]) -> bool:
+    return any(row.action == "rewritten" for row in rows)
+
+
+def _all_left(rows: list[Row], reason: str) -> list[Row]:
+    return [replace(row, action="left", reason=row.reason or reason) for row in rows]
+
+
+def _target_opset(source: Path, own: int, asked: int | None) -> int:
+    newest = onnx.defs.onnx_opset_version()
+    if own > newest:
+        raise FlashRNNError(f"{source}: opset {own}, but the installed onnx knows {newest}; upgrade onnx")
+    target = max(DEFAULT_OPSET, own) if asked is None else asked
+    if not 15 <= target <= newest:
+        raise FlashRNNError(f"opset {target} is not possible: the op needs 15 to {newest} (the newest of this onnx)")
+    if target < own:
+        raise FlashRNNError(f"{source} has opset {own}, which cannot be lowered to {target}; ask for {own} or newer")
+    return target
+
+
+def _check_paths(source: Path, output: Path) -> None:
+    if output.is_dir():
+        raise FlashRNNError(f"{output} is a directory; name the file to write")
+    if not output.parent.is_dir():
+        raise FlashRNNError(f"{output.parent}: no such directory; create it first")
+    inputs = {source.resolve(), *onnx_files.data_files(source)}
+    if clash := {output.resolve(), output.with_name(output.name + ".data").resolve()} & inputs:
+        raise FlashRNNError(f"{min(clash)} belongs to the input, which is never modified; choose another output")
+
+
+def _survey(model: ModelProto, weights: Weights) -> list[Row]:
+    """What would become of each node, by its attributes alone; nodes in model-local functions are always left."""
+    rows = []
+    for scope in make_scopes(model, weights):
+        for node in filter(is_onnx_rnn, scope.graph.node):
+            reason = why_left(node)
+            rows.append(Row(node.name, scope.path, node.op_type, "left" if reason else "rewritten", reason))
+    return rows + _rows_in_functions(model)
+
+
+def _rows_in_functions(model: ModelProto) -> list[Row]:
+    return [
+        Row(node.name, f"function {f.domain}::{f.name}", node.op_type, "left", "inside a model-local function")
+        for f in model.functions
+        for node in f.node
+        if is_onnx_rnn(node)
+    ]
+
+
+def _convert(
+    source: Path, model: ModelProto, weights: Weights, target: int, expose: bool
+) -> tuple[ModelProto, list[Row], dict[str, Any]]:
+    """The rewritten skeleton, one row per node, and what the report says about opset, states and the like."""
+    own = opset_of(model)
+    notes: list[str] = []
+    raised = raise_opset(model, target)
+    if target != own:
+        notes.append(f"opset raised from {own} to {target}; {compare(source, raised, weights)}")
+    if raised.ir_version < 4:  # these files list every initializer as an input; from IR 4 on that makes it replaceable
+        initialized = {t.name for t in raised.graph.initializer}
+        for value in [v for v in raised.graph.input if v.name in initialized]:
+            raised.graph.input.remove(value)
+        raised.ir_version = 4
+    shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
+    rows = [row for scope in make_scopes(raised, weights) for row in rewrite_scope(scope, shared)]
+    rows += _rows_in_functions(raised)
+    add_functions(raised)
+    raised.ir_version = max(8, raised.ir_version, helper.find_min_ir_version_for(list(raised.opset_import), True))
+    facts: dict[str, Any] = {"opset": target, "notes": notes}
+    if _any_rewritten(rows):
+        notes.append(SLOW_WITHOUT_LIBRARY)
+        if expose:
+            facts["states"] = expose_states(raised)
+        facts["states_kept"] = kept_states(raised)
+        write_axes(raised)
+    return raised, rows, facts
+
+
+def _copy(source: Path, draft: Path) -> None:
+    """The unchanged model: byte for byte, or saved anew where its data files have to move with it."""
+    if onnx_files.data_files(source):
+        onnx_files.save(*onnx_files.load(source), draft)
+    else:
+        shutil.copyfile(source, draft)
+
+
+@contextmanager
+def _folder_beside(output: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".flashrnn-", dir=output.parent or ".") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _user_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FlashRNNError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _check(draft: Path, source: Path, raised: bool) -> str:
+    """Run ONNX's checker on a converted file.
+
+    Returns:
+        "" if the file is valid, or was not before either; else, for a raised file, why it has to be left.
+
+    Raises:
+        onnx.checker.ValidationError: the rewriting made an invalid file, which is a bug.
+    """
+    register_schemas()
+    try:
+        onnx.checker.check_model(str(draft))
+    except onnx.checker.ValidationError as error:
+        if raised:
+            return f"the checker refuses the raised file: {str(error).splitlines()[0]}"
+        try:
+            onnx.checker.check_model(str(source))
+        except onnx.checker.ValidationError:
+            return ""
+        raise
+    return ""
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write a report as JSON.
+
+    Raises:
+        FlashRNNError: the file cannot be written.
+    """
+    with _user_errors(path):
+        path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

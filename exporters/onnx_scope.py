@@ -1,0 +1,135 @@
+"""Scopes of an ONNX graph: what a name means inside If, Loop and Scan bodies, and which values are constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from flashrnn_deploy.cells import Array
+from flashrnn_deploy.exporters.onnx_files import Weights, read_tensor
+from flashrnn_deploy.graph import dim_of, walk_graphs
+
+Dims = list[int | str | None]
+
+# Deterministic operators that exporters put between a stored weight and an RNN.
+_MOVING = {"Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
+_MOVING |= {"Tile", "Transpose", "Unsqueeze", "Where"}
+_FOLDABLE = _MOVING | {"Add", "Constant", "ConstantOfShape", "Div", "Mul", "Neg", "Shape", "Sub"}
+_MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One graph with the names it defines. ``path`` tells a reader where it is, "main" for the main graph."""
+
+    graph: GraphProto
+    parent: Scope | None
+    path: str
+    opset: int
+    weights: Weights
+    producers: dict[str, NodeProto]
+    tensors: dict[str, TensorProto]
+    inputs: frozenset[str]
+    types: dict[str, tuple[int, Dims | None]]
+    folded: dict[str, Constant | None] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        return 0 if self.parent is None else self.parent.depth + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A constant and the innermost scope that it was made from: the outermost place where it can be kept."""
+
+    array: Array
+    scope: Scope
+
+
+def make_scopes(model: ModelProto, weights: Weights) -> list[Scope]:
+    """The scope of every graph of a skeleton, outer before inner; types and shapes come from ONNX's inference."""
+    opset = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    inferred = walk_graphs(onnx.shape_inference.infer_shapes(model, data_prop=True).graph)
+    # Files before IR 4 had to list every initializer as an input; since then the list means "a caller may replace it".
+    replaceable = model.ir_version >= 4
+
+    def visit(graph: GraphProto, parent: Scope | None, path: str) -> Iterator[Scope]:
+        types: dict[str, tuple[int, Dims | None]] = {t.name: (t.data_type, list(t.dims)) for t in graph.initializer}
+        known = next(inferred)
+        for value in (*known.value_info, *known.input, *known.output):
+            tensor_type = value.type.tensor_type
+            shape = [dim_of(d) for d in tensor_type.shape.dim] if tensor_type.HasField("shape") else None
+            if value.name not in types:
+                types[value.name] = (tensor_type.elem_type, shape)
+        tensors = {t.name: t for t in graph.initializer}
+        listed = {v.name for v in graph.input}
+        scope = Scope(
+            graph=graph,
+            parent=parent,
+            path=path,
+            opset=opset,
+            weights=weights,
+            producers={output: node for node in graph.node for output in node.output if output},
+            tensors={n: t for n, t in tensors.items() if not (replaceable and n in listed)},
+            inputs=frozenset(listed if replaceable else listed - set(tensors)),
+            types=types,
+        )
+        yield scope
+        for node in graph.node:
+            for attribute in node.attribute:
+                inner = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
+                for graph_ in inner:
+                    yield from visit(graph_, scope, f"{path} > {node.name or node.op_type}.{attribute.name}")
+
+    return list(visit(model.graph, None, "main"))
+
+
+def home(scope: Scope | None, name: str) -> Scope | None:
+    """The scope that defines a name, looking outwards."""
+    while scope is not None and not (name in scope.inputs or name in scope.tensors or name in scope.producers):
+        scope = scope.parent
+    return scope
+
+
+def type_of(scope: Scope, name: str) -> tuple[int, Dims | None]:
+    """Element type (0 = unknown) and shape (None = unknown rank) of a name seen from a scope."""
+    owner = home(scope, name)
+    return owner.types.get(name, (0, None)) if owner is not None else (0, None)
+
+
+def constant(scope: Scope, name: str, depth: int = 0) -> Constant | None:
+    """The value of a name, if it is the same in every run: initializers, Constant nodes, and what is made of them."""
+    owner = home(scope, name)
+    if owner is None or name in owner.inputs or depth > _MAX_DEPTH:
+        return None
+    if name not in owner.folded:
+        owner.folded[name] = _evaluate(owner, name, depth)
+    return owner.folded[name]
+
+
+def _evaluate(scope: Scope, name: str, depth: int) -> Constant | None:
+    if name in scope.tensors:
+        return Constant(read_tensor(scope.tensors[name], scope.weights), scope)
+    node = scope.producers[name]
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDABLE:
+        return None
+    if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+        return Constant(read_tensor(node.attribute[0].t, scope.weights), scope)
+    operands = [constant(scope, i, depth + 1) if i else None for i in node.input]
+    if any(i and o is None for i, o in zip(node.input, operands, strict=True)):
+        return None
+    arrays = {i: o.array for i, o in zip(node.input, operands, strict=True) if o is not None}
+    places = [o.scope for o in operands if o is not None]
+    # The node's own scope only if it takes no outer value alone: what is made of outer constants is an outer constant.
+    place = max(places, key=lambda s: s.depth) if places else scope
+    graph = helper.make_graph(
+        [node], "fold", [onnx.ValueInfoProto(name=i) for i in arrays], [onnx.ValueInfoProto(name=o) for o in [name]]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=8)
+    (result,) = ReferenceEvaluator(model).run(None, arrays)
+    return Constant(np.asarray(result), place)

@@ -1,0 +1,62 @@
+"""Shape inference on a graph that holds ``flashrnn`` nodes, without copying its weights."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+
+from flashrnn_deploy.graph import shape_of
+from flashrnn_deploy.op import register_schemas
+
+Shapes = dict[str, list[int | str | None]]
+
+
+def probe(model: onnx.ModelProto) -> tuple[Shapes, dict[int | str | None, str]]:
+    """Shapes with a prime in place of each dynamic input dimension, and the dimension's name of each prime."""
+    light = _without_weights(model)
+    graph = light.graph
+    primes: dict[str, int] = {}
+    fresh = (n for n in range(10007, 1 << 30) if all(n % k for k in range(2, int(n**0.5) + 1)))
+    for value in graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                name = dim.dim_param or f"{value.name}:{axis}"
+                if name not in primes:
+                    primes[name] = next(fresh)
+                dim.dim_value = primes[name]
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return _inferred(light), {prime: name for name, prime in primes.items()}
+
+
+def known_shapes(model: onnx.ModelProto) -> Shapes:
+    """Shapes of the main graph's values, inferred; dimensions are sizes, names or None. Weights are not copied."""
+    return _inferred(_without_weights(model))
+
+
+def _inferred(light: onnx.ModelProto) -> Shapes:
+    register_schemas()
+    # Not strict: a file may declare a wrong shape and still run; inference then keeps what it knows.
+    graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    shapes = {value.name: shape_of(value) for value in (*graph.value_info, *graph.input, *graph.output)}
+    shapes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose float initializers are inputs of their shape. Integer ones stay: inference reads shapes in them."""
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    source, graph = model.graph, light.graph
+    graph.name = source.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(source, field))
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and tensor.data_location != TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return light
