@@ -42,7 +42,10 @@ class Comparison:
 
 
 def max_abs_error(actual: Array, expected: Array) -> float:
-    """Largest absolute difference, in float64; infinite where shapes, NaN positions or infinities disagree."""
+    """Largest absolute difference, in float64; infinite where shapes, NaN positions or infinities disagree.
+
+    Arrays of nothing but NaN show nothing, and do not agree either.
+    """
     if actual.shape != expected.shape:
         return math.inf
     if actual.dtype.kind in "OSU":
@@ -50,9 +53,9 @@ def max_abs_error(actual: Array, expected: Array) -> float:
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(e)
     same = (np.isnan(a) & np.isnan(e)) | (a == e)
-    if not np.all(finite | same):
+    if not np.all(finite | same) or (a.size and np.isnan(a).all()):
         return math.inf
-    return float(np.max(np.abs(a - e)[finite], initial=0.0)) if finite.any() else 0.0
+    return float(np.max(np.abs(a[finite] - e[finite]), initial=0.0))
 
 
 def largest(values: Array) -> float:
@@ -66,17 +69,24 @@ def coarsest(*dtypes: str) -> str:
     return max((d for d in dtypes if d in EPS), key=EPS.__getitem__, default="float32")
 
 
-def against_float64(name: str, actual: Array, own: Array, exact: Array, dtype: str, judge: str) -> Comparison:
-    """Compare with a float64 result, given an independent result ``own`` in the model's dtype.
+def own_error(own: Array, exact: Array) -> float:
+    """Error of an independent implementation, relative to max(1, largest exact value).
 
-    Integers and booleans must be equal. An ``own`` that is not finite where ``exact`` is gives no allowance.
+    0 where ``own`` is not finite though ``exact`` is, or has another shape: that allows nothing.
     """
-    error = max_abs_error(actual, exact)
-    if not is_float(actual):
-        return Comparison(name, error, 0.0, judge, _note(actual, exact))
-    own_error = max_abs_error(own, exact)
-    allowed = OWN_ERROR_FACTOR * own_error if math.isfinite(own_error) else 0.0
-    return Comparison(name, error, max(allowed, FLOOR_EPS * EPS[dtype] * largest(exact)), judge, _note(actual, exact))
+    error = max_abs_error(own, exact) / largest(exact)
+    return error if math.isfinite(error) else 0.0
+
+
+def against_float64(name: str, actual: Array, exact: Array, own: float, dtype: str, judge: str) -> Comparison:
+    """Compare with a float64 result; ``own`` is the ``own_error`` of an independent implementation in ``dtype``.
+
+    Where several samples are compared, ``own`` is the largest over all of them: over few numbers an error can be small
+    by luck. Integers and booleans must be equal.
+    """
+    scale = largest(exact)
+    tolerance = max(OWN_ERROR_FACTOR * own, FLOOR_EPS * EPS[dtype]) * scale if is_float(actual) else 0.0
+    return Comparison(name, max_abs_error(actual, exact), tolerance, judge, _note(actual, exact))
 
 
 def against_peer(name: str, actual: Array, expected: Array, dtype: str, judge: str) -> Comparison:
@@ -104,9 +114,13 @@ def worst(comparisons: list[Comparison]) -> Comparison:
 def _note(actual: Array, expected: Array) -> str:
     if actual.shape != expected.shape:
         return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
+    if actual.dtype.kind in "OSU":
+        return ""
     a, e = (np.asarray(x, np.float64) for x in (actual, expected))
     if (np.isnan(a) != np.isnan(e)).any():
         return "NaN at different places"
+    if a.size and np.isnan(a).all():
+        return "nothing but NaN"
     if (np.isinf(a) != np.isinf(e)).any() or (a[np.isinf(a)] != e[np.isinf(e)]).any():
         return "infinities at different places"
     return ""

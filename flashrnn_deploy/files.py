@@ -132,7 +132,11 @@ def new_files(directory: Path) -> Iterator[Path]:
         yield scratch
         try:
             directory.mkdir(exist_ok=True)
-            for file in sorted(scratch.iterdir()):
+            new = sorted(scratch.iterdir())
+            for file in new:  # before the first one moves
+                if (directory / file.name).is_dir():
+                    raise IsADirectoryError(21, f"{file.name} is a directory there")
+            for file in new:
                 os.replace(file, directory / file.name)
         except OSError as error:
             raise FlashRNNError(f"cannot write into {directory}: {error.strerror}; choose another -o DIR") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import onnx
 
 from flashrnn_deploy import compare, op
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.backends.reference import ReferenceRunner
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.compare import Comparison
 from flashrnn_deploy.errors import FlashRNNError
@@ -23,8 +25,11 @@ from flashrnn_deploy.shapes import Tensors, axes_of, dtype_name, flashrnn_nodes,
 from flashrnn_deploy.streaming import state_pairs
 
 Feeds = Mapping[str, Array]
-Judge = Callable[[Feeds, dict[str, Array]], list[Comparison]]
-"""Takes the inputs and the engine's outputs, and gives one comparison per output it can judge."""
+Evaluate = Callable[[Feeds], Mapping[str, Array]]
+Run = tuple[Feeds, Mapping[str, Array]]
+Comparisons = list[list[Comparison]]
+Judge = Callable[[Sequence[Run]], Comparisons]
+"""Takes the inputs and the engine's outputs of all samples; gives one comparison per sample and output it can judge."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,12 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
     axes, dtype = axes_of(model, tensors), model_dtype(model, tensors)
     runner = make_runner("onnxruntime", model, plugins, path=path)
     judge = _judge(against, model, dtype, plugins)
+    drawn = samples(model, tensors, axes, seed)
+    cases = [case for case, _ in drawn]
+    runs: list[Run] = [(feeds, runner.infer(feeds)) for _, feeds in drawn]
     found: dict[str, list[tuple[Comparison, tuple[int, int]]]] = {}
-    cases = []
-    for case, feeds in samples(model, tensors, axes, seed):
-        outputs = runner.infer(feeds)
-        cases.append(case)
-        for comparison in judge(feeds, outputs):
+    for case, comparisons in zip(cases, judge(runs), strict=True):
+        for comparison in comparisons:
             found.setdefault(comparison.name, []).append((comparison, case))
     worst = []
     for entries in found.values():
@@ -131,42 +136,46 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
 
 def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path]) -> Judge:
     if against == "reference":
-        return _reference_judge(model, dtype)
+        exact, own = ReferenceRunner(model, declared_dtypes=False), _numpy(model)
+        return lambda runs: _against_float64(runs, exact.infer, own, dtype, "onnx.reference in float64")
     if ".py:" in against:
         return _factory_judge(against, model, dtype)
     return _peer_judge(Path(against), model, dtype, plugins)
 
 
-def _reference_judge(model: onnx.ModelProto, dtype: str) -> Judge:
-    from flashrnn_deploy.backends.reference import ReferenceRunner
-
-    exact = ReferenceRunner(model, declared_dtypes=False)
-    own = ReferenceRunner(model, precision=np.float32, declared_dtypes=False)
-
-    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
-        return _against_float64(outputs, own.infer(feeds), exact.infer(feeds), dtype, "onnx.reference in float64")
-
-    return judge
+def _numpy(model: onnx.ModelProto) -> list[Evaluate]:
+    """Two independent implementations in the model's dtype: matrix products by BLAS, and summed term by term."""
+    runners = [ReferenceRunner(model, np.float32, declared_dtypes=False, in_order=order) for order in (False, True)]
+    return [runner.infer for runner in runners]
 
 
 def _factory_judge(source: str, model: onnx.ModelProto, dtype: str) -> Judge:
     from flashrnn_deploy.exporters import run_factory
 
-    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
-        exact = run_factory(source, model, dict(feeds), "float64")
-        own = run_factory(source, model, dict(feeds), dtype)
-        return _against_float64(outputs, own, exact, dtype, "PyTorch in float64")
+    def torch(precision: str) -> Evaluate:
+        return lambda feeds: run_factory(source, model, dict(feeds), precision)
 
-    return judge
+    own = [torch(dtype)]
+    with contextlib.suppress(FlashRNNError):  # one more, where onnx.reference knows every node
+        own += _numpy(model)
+    return lambda runs: _against_float64(runs, torch("float64"), own, dtype, "PyTorch in float64")
 
 
-def _against_float64(
-    outputs: dict[str, Array], own: Mapping[str, Array], exact: Mapping[str, Array], dtype: str, judge: str
-) -> list[Comparison]:
+def _against_float64(runs: Sequence[Run], judge: Evaluate, own: list[Evaluate], dtype: str, name: str) -> Comparisons:
+    exact = [judge(feeds) for feeds, _ in runs]
+    allowed: dict[str, float] = {}
+    for evaluate in own:
+        for (feeds, _), expected in zip(runs, exact, strict=True):
+            for output, array in evaluate(feeds).items():
+                error = compare.own_error(array, expected[output]) if output in expected else 0.0
+                allowed[output] = max(error, allowed.get(output, 0.0))
     return [
-        compare.against_float64(name, array, own[name], exact[name], dtype, judge)
-        for name, array in outputs.items()
-        if name in exact
+        [
+            compare.against_float64(output, array, expected[output], allowed[output], dtype, name)
+            for output, array in outputs.items()
+            if output in expected
+        ]
+        for (_, outputs), expected in zip(runs, exact, strict=True)
     ]
 
 
@@ -180,14 +189,17 @@ def _peer_judge(path: Path, model: onnx.ModelProto, dtype: str, plugins: Sequenc
     runner = make_runner("onnxruntime", other, plugins, path=path)
     ourselves = make_runner("onnxruntime", model, plugins)
     zero = [name for name in ours if name not in theirs]
-    other_dtype = model_dtype(other, tensors_of(other))
+    coarse = compare.coarsest(dtype, model_dtype(other, tensors_of(other)))
 
-    def judge(feeds: Feeds, outputs: dict[str, Array]) -> list[Comparison]:
-        if zero:
-            feeds = {n: np.zeros_like(a) if n in zero else a for n, a in feeds.items()}
-            outputs = ourselves.infer(feeds)
-        expected = runner.infer({name: feeds[name] for name in theirs})
-        coarse = compare.coarsest(dtype, other_dtype)
-        return [compare.against_peer(n, a, expected[n], coarse, path.name) for n, a in outputs.items() if n in expected]
+    def judge(runs: Sequence[Run]) -> Comparisons:
+        result = []
+        for feeds, outputs in runs:
+            if zero:
+                feeds = {n: np.zeros_like(a) if n in zero else a for n, a in feeds.items()}
+                outputs = ourselves.infer(feeds)
+            expected = runner.infer({name: feeds[name] for name in theirs})
+            names = [name for name in outputs if name in expected]
+            result.append([compare.against_peer(n, outputs[n], expected[n], coarse, path.name) for n in names])
+        return result
 
     return judge

@@ -80,7 +80,7 @@ def network(
         if lens:
             axes[name["lens"]] = {"time": None, "batch": 0}
         if states:
-            axes |= dict.fromkeys((name["state0"], name["state1"]), {"time": None, "batch": 2})
+            axes |= {key: {"time": None, "batch": 2} for key in (name["state0"], name["state1"])}
             set_metadata(model, "flashrnn.states", {name["state0"]: name["state1"]})
         set_metadata(model, "flashrnn.axes", axes)
     return model

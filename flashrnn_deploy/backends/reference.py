@@ -31,6 +31,8 @@ class ReferenceRunner:
         precision: numpy.float64 (everything upcast) or numpy.float32 (each operator in the dtype of the file, the
             FlashRNN op with its rounding points, bfloat16 operators in float32 and rounded).
         declared_dtypes: outputs are rounded to the dtype that the file declares; False returns float64 as it is.
+        in_order: matrix products are summed term by term, as GEMM kernels do, and not in the order of NumPy's BLAS,
+            whose error for few rows is half of theirs.
 
     Raises:
         FlashRNNError: onnx.reference cannot do a node, which is named.
@@ -38,7 +40,13 @@ class ReferenceRunner:
 
     name = "reference"
 
-    def __init__(self, model: onnx.ModelProto, precision: Any = np.float64, declared_dtypes: bool = True) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        precision: Any = np.float64,
+        declared_dtypes: bool = True,
+        in_order: bool = False,
+    ) -> None:
         from onnx.reference import ReferenceEvaluator
 
         self.notes: list[str] = []
@@ -53,7 +61,8 @@ class ReferenceRunner:
             prepared = to_float64(model)
         else:
             prepared = bfloat16.for_cpu(model) if bfloat16.uses_bfloat16(model) else model
-        ops = [_make_op(cell, precision) for cell in CELLS.values()]
+        ops = [_make_op(cell, precision, in_order) for cell in CELLS.values()]
+        ops += _products_in_order() if in_order else []
         try:
             self._evaluator = ReferenceEvaluator(prepared, new_ops=ops)
         except Exception as error:
@@ -85,7 +94,44 @@ class ReferenceRunner:
         """Nothing to free."""
 
 
-def _make_op(cell: Cell, precision: Any) -> type:
+class _InOrder(np.ndarray[Any, Any]):
+    """An array whose products with it, from the left, are summed over the inner dimension term by term."""
+
+    def __rmatmul__(self, left: Any) -> Array:
+        return product_in_order(np.asarray(left), np.asarray(self))
+
+
+def product_in_order(left: Array, right: Array) -> Array:
+    """``left @ right`` for operands of rank 2 or more, in their dtype, one term after the other."""
+    total = np.zeros((), left.dtype)
+    for k in range(right.shape[-2]):
+        total = total + left[..., :, k, None] * right[..., None, k, :]
+    return total
+
+
+def _products_in_order() -> list[type]:
+    """MatMul and Gemm of float32 by ``product_in_order``, as onnx.reference wants them."""
+    from onnx.reference.op_run import OpRun
+
+    def product(a: Array, b: Array) -> Array:
+        plain = min(a.ndim, b.ndim) < 2 or a.shape[-1] == 0 or a.dtype != np.float32
+        return np.asarray(np.matmul(a, b)) if plain else product_in_order(a, b)
+
+    def matmul(self: Any, a: Array, b: Array) -> Any:
+        del self
+        return (product(a, b),)
+
+    def gemm(self: Any, a: Array, b: Array, c: Any = None, **attributes: Any) -> Any:
+        del self
+        result = product(a.T if attributes["transA"] else a, b.T if attributes["transB"] else b)
+        result = result * np.asarray(attributes["alpha"], a.dtype)
+        return (result if c is None else result + c * np.asarray(attributes["beta"], a.dtype),)
+
+    steps = {"MatMul": matmul, "Gemm": gemm}
+    return [type(name, (OpRun,), {"op_domain": "", "_run": run}) for name, run in steps.items()]
+
+
+def _make_op(cell: Cell, precision: Any, in_order: bool) -> type:
     """The FlashRNN op of one cell as onnx.reference wants it."""
     from onnx.reference.op_run import OpRun
 
@@ -95,7 +141,7 @@ def _make_op(cell: Cell, precision: Any) -> type:
         del self
         N, _, H, D, _ = r.shape
         spec = RNNSpec(cell.name, H, D, N, **{name: attributes[name] for name in names})
-        return reference.run(spec, wx, r, b, lens, states, precision=precision)
+        return reference.run(spec, wx, r.view(_InOrder) if in_order else r, b, lens, states, precision=precision)
 
     return type(cell.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
 
