@@ -1,0 +1,78 @@
+// One kernel configuration as compile-time constants. Each line of kernel_configs.inc, a file that a build renders from
+// what flashrnn_deploy/kernel_config.py chose, names one:
+//
+//   FLASHRNN_KERNEL(cell, dtype, compute_capability, min_batch, max_batch, clips, mode, padded_head_dim, cluster_size,
+//                   units_per_block, batch_tile, tiles_per_block, row_warps, k_warps, register_k_steps,
+//                   accumulator_sets, ring_depth, replicas, spare_warp)
+#pragma once
+
+#include "../op.h"
+
+namespace flashrnn::cuda {
+
+enum class Mode : int { kLocal, kCluster };
+
+// How a cell meets mma.m16n8k16. Rows of R are dealt so that one lane owns all gates of its (unit, row) pairs and needs
+// no shuffle before the pointwise part: with 4 gates, 8 units take two m-tiles, rows 0-7 and 8-15 of each being two
+// gates; with 3 or 1 gates, 16 units take one m-tile per gate, and the lane of rows g and g + 8 owns units 2g, 2g + 1.
+template <int kGates>
+struct Tiling {
+  static constexpr bool kInterleaved = kGates == 4;
+  static constexpr int kUnits = kInterleaved ? 8 : 16;      // of one group of m-tiles
+  static constexpr int kTiles = kInterleaved ? 2 : kGates;  // m-tiles of a group
+  static constexpr int kUnitsPerLane = kUnits / 8;
+};
+
+template <Cell kCell_, DType kType_, bool kClips_, Mode kMode_, int kD_, int kClusterSize_, int kUnitsPerBlock_,
+          int kBatchTile_, int kTilesPerBlock_, int kRowWarps_, int kKWarps_, int kRegisterKSteps_,
+          int kAccumulatorSets_, int kRingDepth_, int kReplicas_, int kSpareWarp_>
+struct Config {
+  static constexpr Cell kCell = kCell_;
+  static constexpr DType kType = kType_;
+  static constexpr bool kClips = kClips_;
+  static constexpr Mode kMode = kMode_;
+  static constexpr int kD = kD_;  // head_dim with zero rows and columns added
+  static constexpr int kClusterSize = kClusterSize_;
+  static constexpr int kUnitsPerBlock = kUnitsPerBlock_;
+  static constexpr int kRows = kBatchTile_;  // of the batch
+  static constexpr int kRowWarps = kRowWarps_;
+  static constexpr int kKWarps = kKWarps_;
+  static constexpr int kRegisterKSteps = kRegisterKSteps_;
+  static constexpr int kSets = kAccumulatorSets_;
+  static constexpr int kRing = kRingDepth_;
+
+  static constexpr int kGates = num_gates(kCell), kStates = num_states(kCell);
+  using Tile = Tiling<kGates>;
+  static constexpr int kTiles = Tile::kTiles;
+  static constexpr int kUnitsPerLane = Tile::kUnitsPerLane;
+
+  static constexpr int kWarps = kRowWarps * kKWarps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kGroups = kUnitsPerBlock / Tile::kUnits / kRowWarps;  // groups of m-tiles of one warp
+  static constexpr int kKSteps = kD / 16 / kKWarps;                          // 16-wide steps of D of one warp
+  static constexpr int kOwned = (kGroups + kKWarps - 1) / kKWarps;           // groups whose pointwise part a warp does
+  // Up to 4 rows, row b sits in column 2b of the tile: each lane has one column, half the special-function work.
+  static constexpr int kColumns = kRows <= 4 ? 1 : 2;
+
+  // h in shared memory: one row of the batch after the other, two buffers. The pitch is free of bank conflicts.
+  static constexpr int kPitch = 2 * kD + 64;  // bytes
+  static constexpr int kHiddenBytes = kRows * kPitch;
+
+  // wx of one lane, group and column, in pieces that are always aligned where head_dim is even.
+  static constexpr int kPieceBytes = kGates == 4 ? 8 : 4;
+  static constexpr int kPieces = kUnitsPerLane * kGates * 2 / kPieceBytes;
+  static constexpr int kWords = kUnitsPerLane * kGates / 2;  // 4-byte words of all pieces
+
+  static_assert(kType != DType::kFloat32, "tensor cores have no float32 product");
+  static_assert(kMode == Mode::kCluster || kClusterSize == 1, "cluster_size is 1 outside the cluster mode");
+  static_assert(kClusterSize * kUnitsPerBlock == kD, "a cluster, or a block, holds one head");
+  static_assert(kD % (32 * kKWarps) == 0, "k-steps come in pairs");
+  static_assert(kUnitsPerBlock % (Tile::kUnits * kRowWarps) == 0, "whole groups of units per warp");
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "batch_tile is 1, 2, 4 or 8");
+  static_assert(kTilesPerBlock_ == 1 && kReplicas_ == 1 && kSpareWarp_ == 0, "not offered by these modes");
+  static_assert(kSets == 1 || kSets == 2, "one or two accumulator sets");
+  static_assert(kRegisterKSteps >= 0 && kRegisterKSteps <= kKSteps && kRegisterKSteps % 2 == 0, "pairs of k-steps");
+  static_assert(kWarps <= 8, "more warps lose more at the barriers than they gain");
+};
+
+}  // namespace flashrnn::cuda

@@ -1,0 +1,70 @@
+# The CUDA kernels as an object library, flashrnn_cuda. The including file has set
+#   FLASHRNN_CUDA_ARCHITECTURES  list of targets, e.g. "75;80;86;89;90a;100a;120"
+#   FLASHRNN_KERNEL_CONFIGS      optional: kernel_configs.inc, a line per specialised kernel (config.h)
+# Each specialised kernel is a source file of its own, compiled for its own architecture only.
+enable_language(CUDA)
+
+set(FLASHRNN_KERNEL_CONFIGS "" CACHE FILEPATH "kernel_configs.inc of this build; empty: the alternating kernel alone")
+set(generated ${CMAKE_CURRENT_BINARY_DIR}/cuda)
+set(lines)
+if(FLASHRNN_KERNEL_CONFIGS)
+  file(STRINGS ${FLASHRNN_KERNEL_CONFIGS} lines REGEX "^FLASHRNN_KERNEL\\(")
+  list(REMOVE_DUPLICATES lines)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${FLASHRNN_KERNEL_CONFIGS})
+endif()
+
+# Leaves the file and its time alone where nothing changed.
+function(write_if_different path content)
+  file(WRITE ${path}.new "${content}")
+  execute_process(COMMAND ${CMAKE_COMMAND} -E copy_if_different ${path}.new ${path})
+endfunction()
+string(REPLACE ";" "\n" table "${lines}")
+write_if_different(${generated}/kernel_configs.inc "${table}\n")
+
+set(cuda_options -O3 -lineinfo --compiler-options=-Wall,-Wextra,-Wshadow)
+if(FLASHRNN_WERROR)
+  list(APPEND cuda_options --compiler-options=-Werror -Werror=all-warnings)
+endif()
+
+function(target_for out architecture)
+  if(architecture MATCHES "^[0-9]+[af]?$")
+    set(${out} -gencode=arch=compute_${architecture},code=sm_${architecture} PARENT_SCOPE)
+  else()
+    message(FATAL_ERROR "FLASHRNN_CUDA_ARCHITECTURES has ${architecture}, expected for example 75, 90a or 120")
+  endif()
+endfunction()
+
+function(add_cuda_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda ${generated})
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${cuda_options}>)
+  set_target_properties(${name} PROPERTIES
+    CUDA_ARCHITECTURES OFF CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+add_cuda_objects(flashrnn_cuda kernels/cuda/alternating.cu kernels/cuda/launch.cu)
+foreach(architecture IN LISTS FLASHRNN_CUDA_ARCHITECTURES)
+  target_for(flags ${architecture})
+  target_compile_options(flashrnn_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${flags}>)
+endforeach()
+set(cuda_objects $<TARGET_OBJECTS:flashrnn_cuda>)
+
+set(index 0)
+foreach(line IN LISTS lines)
+  string(REGEX MATCH "^FLASHRNN_KERNEL\\([^,]*,[^,]*, *([0-9]+)," unused "${line}")
+  set(capability ${CMAKE_MATCH_1})
+  set(architectures ${FLASHRNN_CUDA_ARCHITECTURES})
+  list(FILTER architectures INCLUDE REGEX "^${capability}[af]?$")
+  if(NOT architectures)
+    message(FATAL_ERROR "kernel_configs.inc has a kernel for ${capability}, which is not among "
+                        "FLASHRNN_CUDA_ARCHITECTURES = ${FLASHRNN_CUDA_ARCHITECTURES}")
+  endif()
+  string(REPLACE "FLASHRNN_KERNEL(" "FLASHRNN_INSTANTIATE(" line "${line}")
+  write_if_different(${generated}/kernel_${index}.cu "#include \"kernel.cuh\"\n${line}\n")
+  add_cuda_objects(flashrnn_kernel_${index} ${generated}/kernel_${index}.cu)
+  list(GET architectures 0 architecture)
+  target_for(flags ${architecture})
+  target_compile_options(flashrnn_kernel_${index} PRIVATE ${flags})
+  list(APPEND cuda_objects $<TARGET_OBJECTS:flashrnn_kernel_${index}>)
+  math(EXPR index "${index} + 1")
+endforeach()
