@@ -18,13 +18,13 @@ from onnx import ModelProto, helper
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import onnx_files
 from flashrnn_deploy.exporters.onnx_files import Weights
-from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_onnx_rnn, why_left
+from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_batch_first, is_onnx_rnn, why_left
 from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_opset
 from flashrnn_deploy.exporters.onnx_rewrite import Row, Shared, rewrite_scope
 from flashrnn_deploy.exporters.onnx_scope import make_scopes
 from flashrnn_deploy.exporters.states import all_names, expose_states, kept_states, write_axes
 from flashrnn_deploy.functions import add_functions
-from flashrnn_deploy.graph import opset_of
+from flashrnn_deploy.graph import opset_of, walk_nodes
 from flashrnn_deploy.op import register_schemas
 
 SLOW_WITHOUT_LIBRARY = (
@@ -63,7 +63,8 @@ def convert_file(
             facts |= {"states": {}, "states_kept": {}}
             for file in folder.iterdir():
                 file.unlink()
-        if not draft.exists():
+        copied = not draft.exists()
+        if copied:
             _copy(source, draft)
         for file in sorted(folder.iterdir(), reverse=True):  # the data file first: a model never lacks its weights
             os.replace(file, output.with_name(file.name))
@@ -71,7 +72,8 @@ def convert_file(
     if not rows:
         facts["notes"].append("no LSTM, GRU or RNN node: the output is a copy of the input")
     elif not counts["rewritten"]:
-        facts["notes"].append("nothing was rewritten: the output is a copy of the input")
+        same = "a copy of the input" if copied else "the input with layout 1 turned into 0"
+        facts["notes"].append(f"nothing was rewritten: the output is {same}")
     return {"source": str(source), "output": str(output)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
 
 
@@ -82,13 +84,13 @@ def _draft(source: Path, draft: Path, opset: int | None, expose: bool) -> tuple[
     target = _target_opset(source, own, opset)
     facts: dict[str, Any] = {"source_opset": own, "opset": own, "states": {}, "states_kept": {}, "notes": []}
     rows = _survey(model, weights)
-    if not _any_rewritten(rows):
+    if not _any_rewritten(rows) and not any(map(is_batch_first, filter(is_onnx_rnn, walk_nodes(model)))):
         return rows, facts
     try:
         done, rows, new_facts = _convert(source, model, weights, target, expose)
     except LeftAlone as reason:
         return _all_left(rows, str(reason)), facts
-    if _any_rewritten(rows):
+    if done is not None:
         onnx_files.save(done, weights, draft)
         facts |= new_facts
     return rows, facts
@@ -145,8 +147,8 @@ def _rows_in_functions(model: ModelProto) -> list[Row]:
 
 def _convert(
     source: Path, model: ModelProto, weights: Weights, target: int, expose: bool
-) -> tuple[ModelProto, list[Row], dict[str, Any]]:
-    """The rewritten skeleton, one row per node, and what the report says about opset, states and the like."""
+) -> tuple[ModelProto | None, list[Row], dict[str, Any]]:
+    """The rewritten skeleton (None: nothing changed), one row per node, and the report's lines on opset and states."""
     own = opset_of(model)
     notes: list[str] = []
     raised = raise_opset(model, target)
@@ -160,6 +162,8 @@ def _convert(
     shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
     rows = [row for scope in make_scopes(raised, weights) for row in rewrite_scope(scope, shared)]
     rows += _rows_in_functions(raised)
+    if not shared.changed:
+        return None, rows, {}
     add_functions(raised)
     raised.ir_version = max(8, raised.ir_version, helper.find_min_ir_version_for(list(raised.opset_import), True))
     facts: dict[str, Any] = {"opset": target, "notes": notes}

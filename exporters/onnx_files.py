@@ -115,6 +115,11 @@ def is_elsewhere(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
+def is_readable(tensor: TensorProto, weights: Weights) -> bool:
+    """Whether the bytes of a tensor are at hand."""
+    return not is_elsewhere(tensor) or _entries(tensor).get("location") in weights
+
+
 def read_tensor(tensor: TensorProto, weights: Weights) -> Array:
     """A tensor of a skeleton as an array; not a copy where its bytes are held apart."""
     if not is_elsewhere(tensor):

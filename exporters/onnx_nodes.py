@@ -44,6 +44,11 @@ def is_onnx_rnn(node: onnx.NodeProto) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in CELL_OF_ONNX
 
 
+def is_batch_first(node: onnx.NodeProto) -> bool:
+    """Whether a node has layout 1, which ONNX Runtime's CPU kernels refuse."""
+    return any(a.name == "layout" and a.i == 1 for a in node.attribute)
+
+
 def optional_input(node: onnx.NodeProto, index: int) -> str:
     """The name of an input, "" where it is absent (left out at the end, or empty in the middle)."""
     return node.input[index] if index < len(node.input) else ""

@@ -20,6 +20,7 @@ from flashrnn_deploy.exporters.onnx_nodes import (
     GATES_OF_ONNX,
     LeftAlone,
     OnnxRNN,
+    is_batch_first,
     is_onnx_rnn,
     optional_input,
     read_node,
@@ -40,6 +41,7 @@ class Shared:
     taken: set[str]
     arranged: dict[Any, tuple[str, str, str]] = field(default_factory=dict)
     lengths: dict[Scope, str] = field(default_factory=dict)
+    changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,17 @@ def rewrite_scope(scope: Scope, shared: Shared) -> list[Row]:
             continue
         try:
             nodes += _replacement(node, scope, shared, used)
-        except LeftAlone as reason:
-            nodes.append(node)
-            rows.append(Row(node.name, scope.path, node.op_type, "left", str(reason)))
+        except LeftAlone as why:
+            relaid = _relaid(node, scope, shared)
+            nodes += relaid or [node]
+            shared.changed |= bool(relaid)
+            reason = f"{why}{'; layout=1 became 0 between transposes, as ONNX Runtime needs it' if relaid else ''}"
+            rows.append(Row(node.name, scope.path, node.op_type, "left", reason))
         else:
             freed += [name for name in node.input if name]
             rows.append(Row(node.name, scope.path, node.op_type, "rewritten", ""))
-    if freed:
+            shared.changed = True
+    if rows:
         kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del scope.graph.node[:]
         scope.graph.node.extend(kept)
@@ -136,6 +142,26 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
     return build.nodes
 
 
+def _relaid(node: NodeProto, scope: Scope, shared: Shared) -> list[NodeProto]:
+    """A node that stays, with layout 1 turned into 0 (ONNX Runtime runs no other); nothing to do for layout 0: []."""
+    if not is_batch_first(node):
+        return []
+    build = Builder(scope, node.name or f"{node.op_type}_{next(o for o in node.output if o)}", shared.taken)
+    result = NodeProto.FromString(node.SerializeToString())
+    kept = [a for a in result.attribute if a.name != "layout"]
+    del result.attribute[:]
+    result.attribute.extend(kept)
+    for k in (0, 5, 6):
+        if name := optional_input(node, k):
+            result.input[k] = build.node("Transpose", [name], "time_first", perm=[1, 0, 2])
+    build.nodes.append(result)
+    for k, output in enumerate(node.output):
+        if output:  # [T, N, B, HD] -> [B, T, N, HD], [N, B, HD] -> [B, N, HD]
+            result.output[k] = build.unique("time_first")
+            build.node("Transpose", [result.output[k]], "batch_first", output, perm=[1, 0, 2] if k else [2, 0, 1, 3])
+    return build.nodes
+
+
 def _operand(scope: Scope, name: str) -> Operand | None:
     return (constant(scope, name) or name) if name else None
 
@@ -145,7 +171,7 @@ def _fingerprint(operand: Operand | None) -> tuple[Any, ...]:
     if not isinstance(operand, Constant):
         return ()
     content = np.ascontiguousarray(operand.array).reshape(-1).view(np.uint8)
-    return operand.scope, operand.array.shape, hashlib.blake2b(content).digest()
+    return operand.scope, operand.array.shape, hashlib.blake2b(content.data).digest()
 
 
 def _weight_names(node: NodeProto) -> list[str]:

@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnx.reference import ReferenceEvaluator
 
 from flashrnn_deploy.cells import Array
-from flashrnn_deploy.exporters.onnx_files import Weights, read_tensor
+from flashrnn_deploy.exporters.onnx_files import Weights, is_readable, read_tensor
 from flashrnn_deploy.graph import dim_of, walk_graphs
 
 Dims = list[int | str | None]
@@ -45,7 +45,7 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A constant and the innermost scope that it was made from: the outermost place where it can be kept."""
+    """A constant and the scope where it is kept if the graph needs it."""
 
     array: Array
     scope: Scope
@@ -114,22 +114,24 @@ def constant(scope: Scope, name: str, depth: int = 0) -> Constant | None:
 
 def _evaluate(scope: Scope, name: str, depth: int) -> Constant | None:
     if name in scope.tensors:
+        if not is_readable(scope.tensors[name], scope.weights):
+            return None
         return Constant(read_tensor(scope.tensors[name], scope.weights), scope)
     node = scope.producers[name]
     if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDABLE:
         return None
     if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-        return Constant(read_tensor(node.attribute[0].t, scope.weights), scope)
+        tensor = node.attribute[0].t
+        return Constant(read_tensor(tensor, scope.weights), scope) if is_readable(tensor, scope.weights) else None
     operands = [constant(scope, i, depth + 1) if i else None for i in node.input]
     if any(i and o is None for i, o in zip(node.input, operands, strict=True)):
         return None
     arrays = {i: o.array for i, o in zip(node.input, operands, strict=True) if o is not None}
-    places = [o.scope for o in operands if o is not None]
-    # The node's own scope only if it takes no outer value alone: what is made of outer constants is an outer constant.
-    place = max(places, key=lambda s: s.depth) if places else scope
+    # Where the largest ingredient lives: branches that reshape one outer weight then share one arranged weight.
+    place = max((o for o in operands if o is not None), key=lambda o: o.array.nbytes, default=None)
     graph = helper.make_graph(
         [node], "fold", [onnx.ValueInfoProto(name=i) for i in arrays], [onnx.ValueInfoProto(name=o) for o in [name]]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)], ir_version=8)
     (result,) = ReferenceEvaluator(model).run(None, arrays)
-    return Constant(np.asarray(result), place)
+    return Constant(np.asarray(result), scope if place is None else place.scope)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import onnx
-from onnx import TensorProto, helper
+import math
 
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from flashrnn_deploy.exporters.onnx_scope import constant, make_scopes
 from flashrnn_deploy.graph import shape_of
 from flashrnn_deploy.op import register_schemas
 
 Shapes = dict[str, list[int | str | None]]
+
+_SMALL = 256
 
 
 def probe(model: onnx.ModelProto) -> tuple[Shapes, dict[int | str | None, str]]:
@@ -27,7 +32,30 @@ def probe(model: onnx.ModelProto) -> tuple[Shapes, dict[int | str | None, str]]:
     del graph.value_info[:]
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
+    _fold_integers(light)
     return _inferred(light), {prime: name for name, prime in primes.items()}
+
+
+def _fold_integers(model: onnx.ModelProto) -> None:
+    """Compute small constant integers, pads above all: ONNX's inference follows data through too few operators."""
+    scope = make_scopes(model, {})[0]
+    kept = []
+    for node in model.graph.node:
+        found = {}
+        for output in node.output:
+            data_type, dims = scope.types.get(output, (0, None))
+            sizes = [d for d in dims or () if isinstance(d, int)]
+            small = dims is not None and len(sizes) == len(dims) and math.prod(sizes) <= _SMALL
+            if small and data_type in (TensorProto.INT64, TensorProto.INT32):
+                found[output] = constant(scope, output)
+        if found and all(found.values()) and len(found) == len(node.output):
+            for name, value in found.items():
+                if value is not None:
+                    model.graph.initializer.append(numpy_helper.from_array(value.array, name))
+        else:
+            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
 
 
 def known_shapes(model: onnx.ModelProto) -> Shapes:
