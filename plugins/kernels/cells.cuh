@@ -45,7 +45,7 @@ FLASHRNN_INLINE V maximum(V a, V b) {
 }
 template <class V>
 FLASHRNN_INLINE V constant(float x) {
-  return V{} + x;
+  return x - V{};  // V{} + x would turn -0 into 0
 }
 template <class V>
 FLASHRNN_INLINE V bound(V x, float clip) {

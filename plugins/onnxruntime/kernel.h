@@ -24,9 +24,9 @@ class CpuKernel {
 
  private:
   const OrtApi& api_;
-  Params params_;  // cell, dtype and attributes
+  Params params_;         // cell, dtype and attributes
   Params packed_params_;  // with the N, H and D that packed_ was made for
-  Buffer packed_;  // null where r is not a constant
+  Buffer packed_;         // null where r is not a constant
 };
 
 }  // namespace flashrnn::ort

@@ -14,9 +14,12 @@ namespace {
 
 ElementType element_type(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return kFloat;
-    case DType::kFloat16: return kFloat16;
-    case DType::kBfloat16: return kBfloat16;
+    case DType::kFloat32:
+      return kFloat;
+    case DType::kFloat16:
+      return kFloat16;
+    case DType::kBfloat16:
+      return kBfloat16;
   }
   return kUndefined;
 }

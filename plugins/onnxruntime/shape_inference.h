@@ -5,8 +5,8 @@
 
 namespace flashrnn::ort {
 
-// Sets the shapes of y and final_states from those of the inputs, symbolic dims included. Throws InvalidArgument where a
-// known rank contradicts the contract.
+// Sets the shapes of y and final_states from those of the inputs, symbolic dims included. Throws InvalidArgument where
+// a known rank contradicts the contract.
 void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell, ElementType type);
 
 }  // namespace flashrnn::ort

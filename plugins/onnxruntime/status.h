@@ -1,4 +1,5 @@
-// Errors of the binding: thrown inside the library, returned as an OrtStatus from every function that the runtime calls.
+// Errors of the binding: thrown inside the library, returned as an OrtStatus from every function that the runtime
+// calls.
 #pragma once
 
 #include <exception>

@@ -14,10 +14,6 @@ namespace {
 // A chunk of less work than this (multiply-accumulates per step) is not worth the 0.2 us that its step costs to share.
 constexpr std::int64_t kMinChunkWork = 96 * 1024;
 
-// Row tiles share nothing but R. While the R of a head stays in a core's cache, more tiles mean more threads that never
-// wait for each other; a larger R is better read once for all rows.
-constexpr std::int64_t kCachedBytes = 1 << 20;
-
 constexpr std::size_t kMaxTasks = 256;  // handed to the pool: more than it has threads, little to run through in vain
 
 // How a call is cut up. A function of B and the spec, never of T: though no result depends on it.
@@ -29,7 +25,7 @@ struct Plan {
         S(num_states(p.cell)),
         blocks(static_cast<int>((p.D + isa.lanes - 1) / isa.lanes)),
         stride(static_cast<std::ptrdiff_t>(blocks) * isa.lanes),
-        rows(static_cast<int>(std::min<std::int64_t>(p.B, G * p.D * p.D * element_bytes(p.dtype) <= kCachedBytes ? 8 : kMaxRows))),
+        rows(static_cast<int>(std::min<std::int64_t>(p.B, kMaxRows))),
         tiles(p.B == 0 ? 0 : (p.B + rows - 1) / rows) {
     const std::int64_t work = G * p.D * p.D * rows;
     chunks = static_cast<int>(std::clamp<std::int64_t>(work / kMinChunkWork, 1, std::min(blocks, kMaxChunks)));
@@ -75,11 +71,11 @@ struct Workspace {
     states = carver.take<float>(plan.S * padded);
     bytes = carver.used();
   }
-  Progress* progress;    // [N, H, tiles]
+  Progress* progress;     // [N, H, tiles]
   std::int64_t* lengths;  // [B], clamped to 0..T
-  float* b;              // [N, H, Gb, stride]
-  float* h[2];           // [N, H, B, stride]
-  float* states;         // [N, H, tiles][S, rows, stride]
+  float* b;               // [N, H, Gb, stride]
+  float* h[2];            // [N, H, B, stride]
+  float* states;          // [N, H, tiles][S, rows, stride]
   std::size_t bytes;
 };
 

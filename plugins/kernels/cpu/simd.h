@@ -1,8 +1,8 @@
 // Vectors of kLanes floats for one instruction set, and the loads, stores and conversions of the three dtypes.
 //
-// Included only by step.cc, which is compiled once per instruction set. Everything is in an unnamed namespace: no symbol
-// compiled for a newer processor may replace its twin elsewhere in the library at link time.
-// GCC and Clang vector extensions carry the arithmetic, so the same text serves SSE2, AVX2, AVX-512 and NEON.
+// Included only by step.cc, which is compiled once per instruction set. Everything is in an unnamed namespace: no
+// symbol compiled for a newer processor may replace its twin elsewhere in the library at link time. GCC and Clang
+// vector extensions carry the arithmetic, so the same text serves SSE2, AVX2, AVX-512 and NEON.
 #pragma once
 
 #include <cstddef>
@@ -55,10 +55,10 @@ template <class V>
 FLASHRNN_SIMD void store(void* to, V v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
-FLASHRNN_SIMD F broadcast(float x) { return F{} + x; }
+FLASHRNN_SIMD F broadcast(float x) { return x - F{}; }  // F{} + x costs an addition: it would turn -0 into 0
 
-// a * b + c, fused where the instruction set has it. The compiler's own contraction is off: whether it fuses would depend
-// on what it inlines where, and with it the last bit of a result.
+// a * b + c, fused where the instruction set has it. The compiler's own contraction is off: whether it fuses would
+// depend on what it inlines where, and with it the last bit of a result.
 FLASHRNN_SIMD F multiply_add(F a, F b, F c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -81,6 +81,36 @@ FLASHRNN_SIMD F shuffle(F a, F b) {
 #endif
 }
 
+// min and max against a bound; NaN stays. Compilers write the plain ?: as a comparison and a blend.
+FLASHRNN_SIMD F at_most(F x, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(broadcast(limit), x);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(broadcast(limit), x);
+#else
+  return x > limit ? broadcast(limit) : x;
+#endif
+}
+FLASHRNN_SIMD F at_least(F x, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(broadcast(limit), x);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(broadcast(limit), x);
+#else
+  return x < limit ? broadcast(limit) : x;
+#endif
+}
+
+// x * 2^n for whole numbers -150 <= n <= 128 and 0.5 < x < 2: inf, subnormal and 0 come out as they should.
+FLASHRNN_SIMD F scale(F x, F n) {
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(x, n);
+#else
+  const I power = __builtin_convertvector(n, I), half = power >> 1;
+  return x * bits<F>((half + 127) << 23) * bits<F>((power - half + 127) << 23);
+#endif
+}
+
 template <int... i>
 struct Sequence {};
 template <int n, int... i>
@@ -93,7 +123,7 @@ struct MakeSequence<0, i...> {
 // Merge step `j` of deinterleave: keep the lanes of gate `g` that vectors 0..j-1 held, take the rest from vector j.
 template <int G, int g, int j, int... lane>
 FLASHRNN_SIMD F merge(F kept, F next, Sequence<lane...>) {
-  return shuffle<(lane * G + g < j * kLanes       ? (j == 1 ? (lane * G + g) % kLanes : lane)
+  return shuffle<(lane * G + g < j * kLanes         ? (j == 1 ? (lane * G + g) % kLanes : lane)
                   : lane * G + g < (j + 1) * kLanes ? kLanes + (lane * G + g) % kLanes
                                                     : lane)...>(kept, next);
 }
