@@ -245,7 +245,10 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(_cell(value))) for value in row))
-    Console(soft_wrap=False).print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 240  # a pipe has no width of its own, and folded columns cannot be searched
+    console.print(table)
 
 
 def _cell(value: Any) -> str:

@@ -136,17 +136,17 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
 
 def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path]) -> Judge:
     if against == "reference":
-        exact, own = ReferenceRunner(model, declared_dtypes=False), _numpy(model)
-        return lambda runs: _against_float64(runs, exact.infer, own, dtype, "onnx.reference in float64")
+        exact, own = _numpy(model)
+        return lambda runs: _against_float64(runs, exact, [(exact, own)], dtype, "onnx.reference in float64")
     if ".py:" in against:
         return _factory_judge(against, model, dtype)
     return _peer_judge(Path(against), model, dtype, plugins)
 
 
-def _numpy(model: onnx.ModelProto) -> list[Evaluate]:
-    """Two independent implementations in the model's dtype: matrix products by BLAS, and summed term by term."""
-    runners = [ReferenceRunner(model, np.float32, declared_dtypes=False, in_order=order) for order in (False, True)]
-    return [runner.infer for runner in runners]
+def _numpy(model: onnx.ModelProto) -> tuple[Evaluate, list[Evaluate]]:
+    """The model in NumPy: exact, and twice in its own dtype, matrix products by BLAS and summed term by term."""
+    own = [ReferenceRunner(model, np.float32, declared_dtypes=False, in_order=order) for order in (False, True)]
+    return ReferenceRunner(model, declared_dtypes=False).infer, [runner.infer for runner in own]
 
 
 def _factory_judge(source: str, model: onnx.ModelProto, dtype: str) -> Judge:
@@ -155,20 +155,26 @@ def _factory_judge(source: str, model: onnx.ModelProto, dtype: str) -> Judge:
     def torch(precision: str) -> Evaluate:
         return lambda feeds: run_factory(source, model, dict(feeds), precision)
 
-    own = [torch(dtype)]
-    with contextlib.suppress(FlashRNNError):  # one more, where onnx.reference knows every node
-        own += _numpy(model)
-    return lambda runs: _against_float64(runs, torch("float64"), own, dtype, "PyTorch in float64")
+    exact = torch("float64")
+    measured: list[tuple[Evaluate, list[Evaluate]]] = [(exact, [torch(dtype)])]
+    with contextlib.suppress(FlashRNNError):  # one more measure of rounding, where onnx.reference knows every node
+        measured.append(_numpy(model))
+    return lambda runs: _against_float64(runs, exact, measured, dtype, "PyTorch in float64")
 
 
-def _against_float64(runs: Sequence[Run], judge: Evaluate, own: list[Evaluate], dtype: str, name: str) -> Comparisons:
+def _against_float64(
+    runs: Sequence[Run], judge: Evaluate, measured: list[tuple[Evaluate, list[Evaluate]]], dtype: str, name: str
+) -> Comparisons:
+    """Compare with ``judge``; ``measured`` holds exact evaluations, each with those whose rounding it measures."""
     exact = [judge(feeds) for feeds, _ in runs]
     allowed: dict[str, float] = {}
-    for evaluate in own:
-        for (feeds, _), expected in zip(runs, exact, strict=True):
-            for output, array in evaluate(feeds).items():
-                error = compare.own_error(array, expected[output]) if output in expected else 0.0
-                allowed[output] = max(error, allowed.get(output, 0.0))
+    for evaluate_exactly, others in measured:
+        for (feeds, _), judged in zip(runs, exact, strict=True):
+            expected = judged if evaluate_exactly is judge else evaluate_exactly(feeds)
+            for evaluate in others:
+                for output, array in evaluate(feeds).items():
+                    error = compare.own_error(array, expected[output])
+                    allowed[output] = max(error, allowed.get(output, 0.0))
     return [
         [
             compare.against_float64(output, array, expected[output], allowed[output], dtype, name)

@@ -1,0 +1,180 @@
+"""The command line itself: names, exit codes, one line per mistake, tracebacks for bugs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import flashrnn_deploy
+from flashrnn_deploy.cli import main
+from flashrnn_deploy.errors import FlashRNNError
+
+REPORT = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["time", "batch", 3]}],
+    "outputs": [{"name": "y", "dtype": "float32", "shape": ["time", "batch", 8]}],
+    "opset": 17,
+    "nodes": [{"name": "rnn", "op": "FlashGRU", "cell": "gru"}],
+    "states": {"h0": "h1"},
+    "warnings": ["slow without\na library"],
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stand-ins for the exporters and the quickstart; what they are called with."""
+    seen: list[Any] = []
+
+    def record(name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            seen.append((name, args, kwargs))
+            return REPORT
+
+        return call
+
+    exporters = types.ModuleType("flashrnn_deploy.exporters")
+    quickstart = types.ModuleType("flashrnn_deploy.quickstart")
+    exporters.export_file, exporters.convert_file = record("export"), record("convert")  # type: ignore[attr-defined]
+    quickstart.run = record("quickstart")  # type: ignore[attr-defined]
+    for name, module in (("exporters", exporters), ("quickstart", quickstart)):
+        monkeypatch.setitem(sys.modules, f"flashrnn_deploy.{name}", module)
+        monkeypatch.setattr(flashrnn_deploy, name, module, raising=False)
+    return seen
+
+
+def test_python_m_is_the_same_command() -> None:
+    for arguments in (["--help"], ["--version"], ["run", "--help"]):
+        code = "from flashrnn_deploy.cli import main; main(prog_name='python -m flashrnn_deploy')"
+        module, direct = (
+            subprocess.run([sys.executable, *start, *arguments], capture_output=True, text=True)
+            for start in (["-m", "flashrnn_deploy"], ["-c", code])
+        )
+        assert module.returncode == direct.returncode == 0
+        assert module.stdout == direct.stdout != ""
+
+
+def test_every_command_is_there() -> None:
+    assert {"quickstart", "export", "run", "verify", "info", "solve", "convert"} <= set(main.commands)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nope"], ["run"], ["run", "m.onnx"], ["run", "m.onnx", "-o", "d", "--backend", "x"], ["export", "f.py:make"]],
+)
+def test_usage_errors_exit_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [["run", "none.onnx", "-o", "d"], ["verify", "none.onnx"], ["info", "none.onnx"]])
+def test_missing_files_exit_1(command: list[str]) -> None:
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot read")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_export(calls: list[Any], tmp_path: Path) -> None:
+    options = "--weights w.pt --dtype float16 --opset 18 --dynamic x:0=t --dynamic x:1=b --static y:2 --expose-states"
+    target, report = tmp_path / "m.onnx", tmp_path / "r.json"
+    arguments = ["export", "net.py:make", "-o", str(target), *options.split(), "--report", str(report)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    expected = {
+        "weights": Path("w.pt"),
+        "dtype": "float16",
+        "opset": 18,
+        "dynamic": ("x:0=t", "x:1=b"),
+        "static": ("y:2",),
+        "expose_states": True,
+    }
+    assert calls == [("export", ("net.py:make", target), expected)]
+    assert json.loads(report.read_text()) == REPORT
+    for text in ("[time, batch, 3]", "FlashGRU", "h0", "opset 17"):
+        assert text in result.stdout
+    assert result.stderr == "note: slow without a library\n"
+
+
+def test_export_defaults(calls: list[Any]) -> None:
+    CliRunner().invoke(main, ["export", "net.py:make", "-o", "m.onnx"])
+    defaults = {"weights": None, "dtype": None, "opset": None, "dynamic": (), "static": (), "expose_states": False}
+    assert calls == [("export", ("net.py:make", Path("m.onnx")), defaults)]
+
+
+def test_convert(calls: list[Any]) -> None:
+    result = CliRunner().invoke(main, ["convert", "in.onnx", "-o", "out.onnx", "--expose-states", "--opset", "17"])
+    assert calls == [("convert", (Path("in.onnx"), Path("out.onnx")), {"expose_states": True, "opset": 17})]
+    assert "FlashGRU" in result.stdout
+
+
+def test_quickstart(calls: list[Any]) -> None:
+    CliRunner().invoke(main, ["quickstart"])
+    CliRunner().invoke(main, ["quickstart", "-o", "there"])
+    assert [args for _, args, _ in calls] == [(Path("quickstart"),), (Path("there"),)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FlashRNNError("first\n  second"), "error: first second\n"),
+        (ModuleNotFoundError(name="torch"), 'torch, which is not installed: pip install "flashrnn-deploy[export]"'),
+        (ModuleNotFoundError(name="pycuda.driver"), 'pip install "flashrnn-deploy[tensorrt]"'),
+    ],
+)
+def test_mistakes_are_one_line(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["flashrnn_deploy.exporters"], "export_file", fail)
+    result = CliRunner().invoke(main, ["export", "net.py:make", "-o", "m.onnx"])
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("bug"), ModuleNotFoundError(name="yaml")])
+def test_bugs_keep_their_traceback(calls: list[Any], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["flashrnn_deploy.exporters"], "export_file", fail)
+    with pytest.raises(type(error)):
+        CliRunner().invoke(main, ["export", "net.py:make", "-o", "m.onnx"], catch_exceptions=False)
+
+
+def test_solve() -> None:
+    layer = {"cell": "lstm", "heads": "1", "head-dim": "768", "batch": "16", "dtype": "bfloat16", "gpu": "h200"}
+    command = ["solve", *(part for name, value in layer.items() for part in (f"--{name}", value))]
+    result = CliRunner().invoke(main, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["gpu"] == "h200"
+    assert facts["predicted_step_us"] > 0
+    assert "candidates removed" not in CliRunner().invoke(main, command).stdout
+    explained = CliRunner().invoke(main, [*command, "--explain"]).stdout
+    assert "candidates removed" in explained
+    assert all(entry["constraint"] in explained for entry in facts["explain"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--cell", "gpt"], "unknown cell"),
+        (["--gpu", "abacus"], "abacus"),
+        (["--dtype", "int8"], "dtype int8"),
+        (["--batch", "0"], "batch"),
+    ],
+)
+def test_solve_refuses(changes: list[str], message: str) -> None:
+    command = ["solve", "--cell", "lstm", "--head-dim", "64", "--gpu", "h200", *changes]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
