@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.observe import Observation, Value, tensors_of
@@ -135,6 +136,5 @@ def resize(args: tuple[Any, ...], axes: Axes, sizes: dict[str, int]) -> tuple[An
                 leaf = leaf.index_select(axis, torch.arange(sizes[name], device=leaf.device) % leaf.shape[axis])
         return leaf
 
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(one, args)
+    result: tuple[Any, ...] = pytree.tree_map(one, args)
+    return result
