@@ -54,10 +54,10 @@ def convert_file(
             the opset is out of reach.
     """
     source, output = Path(source), Path(output)
-    _check_paths(source, output)
+    _check_output(output)
     with _user_errors(output), _folder_beside(output) as folder:
         draft = folder / output.name
-        rows, facts = _draft(source, draft, opset, expose_states)
+        rows, facts = _draft(source, output, draft, opset, expose_states)
         if draft.exists() and (problem := _check(draft, source, raised=facts["opset"] != facts["source_opset"])):
             rows, facts = _all_left(rows, problem), facts | {"opset": facts["source_opset"], "notes": []}
             facts |= {"states": {}, "states_kept": {}}
@@ -77,9 +77,12 @@ def convert_file(
     return {"source": str(source), "output": str(output)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
 
 
-def _draft(source: Path, draft: Path, opset: int | None, expose: bool) -> tuple[list[Row], dict[str, Any]]:
+def _draft(
+    source: Path, output: Path, draft: Path, opset: int | None, expose: bool
+) -> tuple[list[Row], dict[str, Any]]:
     """Write the converted file, or nothing where no node can be rewritten. Weights are released on return."""
-    model, weights = onnx_files.load(source)
+    model, weights, files = onnx_files.load(source)
+    _check_clash({source.resolve(), *files}, output)
     own = opset_of(model)
     target = _target_opset(source, own, opset)
     facts: dict[str, Any] = {"source_opset": own, "opset": own, "states": {}, "states_kept": {}, "notes": []}
@@ -116,13 +119,16 @@ def _target_opset(source: Path, own: int, asked: int | None) -> int:
     return target
 
 
-def _check_paths(source: Path, output: Path) -> None:
+def _check_output(output: Path) -> None:
     if output.is_dir():
         raise FlashRNNError(f"{output} is a directory; name the file to write")
     if not output.parent.is_dir():
         raise FlashRNNError(f"{output.parent}: no such directory; create it first")
-    inputs = {source.resolve(), *onnx_files.data_files(source)}
-    if clash := {output.resolve(), output.with_name(output.name + ".data").resolve()} & inputs:
+
+
+def _check_clash(inputs: set[Path], output: Path) -> None:
+    outputs = {output.resolve(), output.with_name(output.name + ".data").resolve()}
+    if clash := outputs & inputs:
         raise FlashRNNError(f"{min(clash)} belongs to the input, which is never modified; choose another output")
 
 
@@ -178,8 +184,9 @@ def _convert(
 
 def _copy(source: Path, draft: Path) -> None:
     """The unchanged model: byte for byte, or saved anew where its data files have to move with it."""
-    if onnx_files.data_files(source):
-        onnx_files.save(*onnx_files.load(source), draft)
+    model, weights, files = onnx_files.load(source)
+    if files:
+        onnx_files.save(model, weights, draft)
     else:
         shutil.copyfile(source, draft)
 
@@ -211,12 +218,12 @@ def _check(draft: Path, source: Path, raised: bool) -> str:
     try:
         onnx.checker.check_model(str(draft))
     except onnx.checker.ValidationError as error:
-        if raised:
-            return f"the checker refuses the raised file: {str(error).splitlines()[0]}"
         try:
             onnx.checker.check_model(str(source))
         except onnx.checker.ValidationError:
             return ""
+        if raised:
+            return f"the checker refuses the raised file: {str(error).splitlines()[0]}"
         raise
     return ""
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
@@ -39,8 +38,11 @@ INLINE_LIMIT = (1 << 31) - (1 << 20)
 _ALIGNMENT = 4096
 
 
-def load(path: Path) -> tuple[ModelProto, Weights]:
+def load(path: Path) -> tuple[ModelProto, Weights, set[Path]]:
     """Read an ONNX file; the input and its data files are opened for reading only.
+
+    Returns:
+        The skeleton, its weights, and the data files that the file names.
 
     Raises:
         FlashRNNError: missing, a directory, not an ONNX model, or a data file that is missing, short or outside the
@@ -57,32 +59,27 @@ def load(path: Path) -> tuple[ModelProto, Weights]:
     if not model.ir_version or not model.opset_import or not model.HasField("graph"):
         raise FlashRNNError(f"{path}: not an ONNX model (it has no IR version, no opset import or no graph)")
     weights: Weights = {}
+    files: set[Path] = set()
     for tensor in walk_tensors(model):
         if tensor.data_location == TensorProto.EXTERNAL:
+            files.add((path.parent / _entries(tensor).get("location", "")).resolve())
             _set_elsewhere(tensor, weights, _map_external(path, tensor))
         elif len(raw := tensor.raw_data) >= LARGE_BYTES:
             tensor.ClearField("raw_data")
             _set_elsewhere(tensor, weights, np.frombuffer(raw, np.uint8))
     # A cleared field stays in protobuf's arena until the whole message dies, hence the copy.
-    return ModelProto.FromString(model.SerializeToString()), weights
+    return ModelProto.FromString(model.SerializeToString()), weights, files
 
 
-def data_files(path: Path) -> set[Path]:
-    """The external data files that an ONNX file names, resolved."""
-    model = onnx.load_model(str(path), format="protobuf", load_external_data=False)
-    external = [t for t in walk_tensors(model) if t.data_location == TensorProto.EXTERNAL]
-    return {(path.parent / _entries(t).get("location", "")).resolve() for t in external}
-
-
-def save(model: ModelProto, weights: Weights, path: Path, limit: int = INLINE_LIMIT) -> list[Path]:
-    """Write a skeleton with its weights to ``path``, with ``<path>.data`` beside it where both exceed ``limit`` bytes.
+def save(model: ModelProto, weights: Weights, path: Path) -> list[Path]:
+    """Write a skeleton with its weights to ``path``, with ``<path>.data`` beside it where both exceed the limit of one.
 
     Returns:
         The files written.
     """
     elsewhere = [t for t in walk_tensors(model) if is_elsewhere(t)]
     total = model.ByteSize() + sum(weights[_entries(t)["location"]].nbytes for t in elsewhere)
-    if total < limit:
+    if total < INLINE_LIMIT:
         with path.open("wb") as file:
             _write_inline(model, weights, file)
         return [path]

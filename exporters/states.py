@@ -257,7 +257,7 @@ def _chains(chain: list[onnx.GraphProto]) -> Iterator[list[onnx.GraphProto]]:
 
 
 def _ancestors(chain: Sequence[onnx.GraphProto], name: str) -> set[str]:
-    """``name`` and every name it is computed from, seen from the last graph of a chain."""
+    """``name`` and every name whose content (a shape is none) it is computed from, seen from a chain's last graph."""
     producers: dict[str, onnx.NodeProto] = {}
     for graph in chain:
         producers |= _producers(graph)
@@ -267,7 +267,8 @@ def _ancestors(chain: Sequence[onnx.GraphProto], name: str) -> set[str]:
         name = pending.pop()
         if name and name not in seen:
             seen.add(name)
-            if node := producers.get(name):
+            node = producers.get(name)
+            if node is not None and node.op_type not in ("Shape", "Size"):
                 pending += list(node.input) + [i for inner in subgraphs(node) for i in reads(inner)]
     return seen
 
