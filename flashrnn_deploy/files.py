@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ def load_model(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except DecodeError as error:
+        _decode_strings(model)
+    except (DecodeError, UnicodeDecodeError) as error:
         raise FlashRNNError(f"{path} is not an ONNX file (its {len(data)} bytes do not parse)") from error
     if not model.ir_version or not model.HasField("graph") or not model.graph.output:
         raise FlashRNNError(f"{path} is not an ONNX file (its {len(data)} bytes hold no graph with outputs)")
@@ -50,6 +51,18 @@ def load_model(path: Path) -> onnx.ModelProto:
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise FlashRNNError(f"cannot read the external data of {path}: {error}") from error
     return model
+
+
+def _decode_strings(message: Any) -> None:
+    """Refuse names that are no text: protobuf hands them out as bytes where a string is expected, without a word."""
+    if isinstance(message, onnx.TensorProto):
+        return
+    for field, value in message.ListFields():
+        for part in value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else (value,):
+            if field.message_type is not None:
+                _decode_strings(part)
+            elif field.type == field.TYPE_STRING and isinstance(part, bytes):
+                raise DecodeError(f"{field.name} is not UTF-8")
 
 
 def json_metadata(model: onnx.ModelProto, key: str) -> dict[str, Any]:

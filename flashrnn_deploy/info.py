@@ -32,7 +32,7 @@ def describe_file(path: Path) -> dict[str, Any]:
             magic = file.read(4)
     except OSError as error:
         raise FlashRNNError(f"cannot read {path}: {error.strerror}") from error
-    return library_info(path) if magic == b"\x7fELF" or path.suffix == ".so" else model_info(path)
+    return library_info(path) if magic == b"\x7fELF" or path.suffix in (".so", ".dll", ".dylib") else model_info(path)
 
 
 def library_info(path: Path) -> dict[str, Any]:

@@ -10,12 +10,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import AttributeProto, TensorProto, helper
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import json_metadata
 from flashrnn_deploy.graph import shape_of, walk_graphs, walk_nodes
-from flashrnn_deploy.op import DTYPES, RNNSpec, is_flashrnn, register_schemas
+from flashrnn_deploy.op import (
+    DTYPES,
+    RNNSpec,
+    attribute_names,
+    attribute_type,
+    is_flashrnn,
+    register_schemas,
+)
 
 Dim = int | str | None
 STANDARD_RNNS = ("LSTM", "GRU", "RNN")
@@ -131,6 +138,11 @@ def spec_of(node: onnx.NodeProto, tensors: Tensors) -> RNNSpec:
     """
     if len(node.input) != 5 or len(node.output) != 2 or not all((*node.input, *node.output)):
         raise FlashRNNError(f"{node_label(node)}: all five inputs and both outputs must be there")
+    for entry in node.attribute:
+        known = entry.name in attribute_names(node.op_type)
+        wanted = AttributeProto.FLOAT if known and attribute_type(entry.name) is float else AttributeProto.INT
+        if known and entry.type != wanted:
+            raise FlashRNNError(f"{node_label(node)}: the attribute {entry.name} must be one number of its type")
     r = tensors.get(node.input[1], Tensor(0, None))
     sizes = [d for d in r.shape or () if isinstance(d, int)]
     if r.shape is None or len(sizes) != len(r.shape):

@@ -53,6 +53,8 @@ def state_pairs(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[str
     outputs = {v.name: value_tensor(v) for v in model.graph.output}
     for source, target in pairs.items():
         label = f"state pair {source}={target}"
+        if not isinstance(target, str):
+            raise FlashRNNError(f"{label}: the metadata 'flashrnn.states' must give one output name for each input")
         if source not in inputs:
             raise FlashRNNError(f"{label}: the inputs are {_names(inputs)}")
         if target not in outputs:
@@ -108,6 +110,13 @@ def check_chunkable(
             f"--chunk: no input has a known time axis ({dims}); export the model with a dynamic time axis, or convert "
             "it with `flashrnn-deploy convert`"
         )
+    for value in model.graph.input:
+        axis, shape = axes[value.name].time, value_tensor(value).shape
+        if axis is not None and value.name not in pairs and shape and isinstance(shape[axis], int):
+            raise FlashRNNError(
+                f"--chunk: the input '{printable(value.name)}' has a fixed length of {shape[axis]} steps; export the "
+                f"model with a dynamic time axis (--dynamic {printable(value.name)}:{axis}=time)"
+            )
     for value in model.graph.output:
         if axes[value.name].time is None and value.name not in pairs.values():
             raise FlashRNNError(

@@ -81,7 +81,7 @@ def check_structure(model: onnx.ModelProto, path: Path | None = None) -> None:
     op.register_schemas()
     try:
         onnx.checker.check_model(model if path is None else str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
         raise FlashRNNError(f"the ONNX checker refuses the model: {text[:400]}") from error
     tensors = tensors_of(model)
@@ -193,8 +193,8 @@ def _peer_judge(path: Path, model: onnx.ModelProto, dtype: str, plugins: Sequenc
     if odd := [printable(n) for n in (*(set(theirs) - set(ours)), *(set(ours) - set(theirs) - set(states)))]:
         raise FlashRNNError(f"the two files differ in the input(s) {', '.join(odd)}: {ours} and {theirs}")
     runner = make_runner("onnxruntime", other, plugins, path=path)
-    ourselves = make_runner("onnxruntime", model, plugins)
     zero = [name for name in ours if name not in theirs]
+    ourselves = make_runner("onnxruntime", model, plugins) if zero else runner
     coarse = compare.coarsest(dtype, model_dtype(other, tensors_of(other)))
 
     def judge(runs: Sequence[Run]) -> Comparisons:

@@ -56,7 +56,7 @@ def test_the_floor_is_four_eps_of_the_largest_value() -> None:
     exact = np.array([0.5, -8.0])
     allowed = 4 * 2.0**-23 * 8
     for error, passed in ((0.9 * allowed, True), (1.1 * allowed, False)):
-        actual = (exact + [error, 0]).astype(np.float64)
+        actual = (exact + np.array([error, 0])).astype(np.float64)
         result = compare.against_float64("y", actual, exact, 0.0, "float32", "judge")
         assert (result.passed, result.tolerance) == (passed, allowed)
     assert compare.against_float64("y", exact, exact / 100, 0.0, "float32", "judge").tolerance == allowed / 8

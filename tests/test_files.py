@@ -18,11 +18,14 @@ from flashrnn_deploy.op import RNNSpec
 MODEL = models.network(RNNSpec("gru", 1, 4))
 
 
+NOT_UTF8 = MODEL.SerializeToString().replace(b"project", b"proj\xff\xfft")
+
+
 def test_a_model_comes_back(tmp_path: Path) -> None:
     assert files.load_model(models.save(MODEL, tmp_path / "m.onnx")) == MODEL
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is text", b"\x93NUMPY" + b"\0" * 100, b"\x08\x08"])
+@pytest.mark.parametrize("content", [b"", b"hello, this is text", b"\x93NUMPY" + b"\0" * 100, b"\x08\x08", NOT_UTF8])
 def test_what_is_not_a_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
@@ -71,10 +74,10 @@ def test_arrays(tmp_path: Path) -> None:
     np.save(path, np.arange(3))
     assert files.load_array(path).tolist() == [0, 1, 2]
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(FlashRNNError, match="is not a .npy file"):
+    with pytest.raises(FlashRNNError, match=r"is not a .npy file"):
         files.load_array(path)
     path.write_text("1, 2, 3")
-    with pytest.raises(FlashRNNError, match="is not a .npy file"):
+    with pytest.raises(FlashRNNError, match=r"is not a .npy file"):
         files.load_array(path)
     np.save(path, np.array([{}, None]), allow_pickle=True)
     with pytest.raises(FlashRNNError, match="Python objects"):
@@ -112,6 +115,12 @@ def test_new_files_makes_and_replaces(tmp_path: Path) -> None:
     assert sorted(p.name for p in target.iterdir()) == ["file", "other"]
 
 
+def stop_half_way(target: Path) -> None:
+    with files.new_files(target) as folder:
+        (folder / "file").write_text("half")
+        raise RuntimeError("stop")
+
+
 @pytest.mark.parametrize("existing", [False, True])
 def test_new_files_leaves_nothing_after_a_failure(tmp_path: Path, existing: bool) -> None:
     target = tmp_path / "a" / "b"
@@ -119,9 +128,8 @@ def test_new_files_leaves_nothing_after_a_failure(tmp_path: Path, existing: bool
         target.mkdir(parents=True)
         (target / "file").write_text("old")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RuntimeError, match="stop"), files.new_files(target) as folder:
-        (folder / "file").write_text("half")
-        raise RuntimeError("stop")
+    with pytest.raises(RuntimeError, match="stop"):
+        stop_half_way(target)
     assert sorted(tmp_path.rglob("*")) == before
     if existing:
         assert (target / "file").read_text() == "old"

@@ -272,3 +272,12 @@ def test_an_input_that_is_no_tensor(command: Callable[..., Result], tmp_path: Pa
     sequence = helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)
     model.graph.input.append(sequence)
     refused(command(model, {"x": GOOD["x"], "list": GOOD["x"]}), "input 'list' is not a tensor", tmp_path)
+
+
+def test_a_model_that_the_engine_refuses(command: Callable[..., Result], tmp_path: Path) -> None:
+    model = network(SPEC)
+    model.opset_import[0].version = 999
+    refused(command(model, {"x": GOOD["x"]}), "refuses the model: ", tmp_path)
+    model = network(SPEC)
+    model.graph.node[0].op_type = "Nonsense"
+    refused(command(model, {"x": GOOD["x"]}), "refuses the model: ", tmp_path)

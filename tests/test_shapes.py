@@ -86,6 +86,15 @@ def test_a_node_with_an_input_left_out() -> None:
         spec_of(model.graph.node[1], tensors_of(model))
 
 
+def test_an_attribute_of_another_type() -> None:
+    model = network(SPEC)
+    attributes = model.graph.node[1].attribute
+    clip = next(a for a in attributes if a.name == "clip")
+    clip.CopyFrom(helper.make_attribute("clip", 1))
+    with pytest.raises(FlashRNNError, match="the attribute clip must be one number of its type"):
+        spec_of(model.graph.node[1], tensors_of(model))
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [(F32, "float32"), (TensorProto.BFLOAT16, "bfloat16"), (TensorProto.STRING, "str"), (TensorProto.INT64, "int64")],

@@ -101,6 +101,12 @@ def test_a_model_without_a_time_axis() -> None:
     refuse(model, "no input has a known time axis")
 
 
+def test_a_fixed_length() -> None:
+    model = network(GRU)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = T
+    refuse(model, "the input 'x' has a fixed length of 50 steps.*--dynamic x:0=time")
+
+
 def test_an_output_without_a_time_axis() -> None:
     model = network(GRU)
     model.graph.node.append(helper.make_node("ReduceMean", ["out"], ["mean"], axes=[0]))
@@ -172,7 +178,7 @@ def test_a_part_that_is_not_carried() -> None:
 
 def test_swapped_pairs_are_found_by_running() -> None:
     model = separate_states(order="ch")
-    with pytest.raises(FlashRNNError, match="is not the whole.*a state pair is wrong"):
+    with pytest.raises(FlashRNNError, match=r"is not the whole.*a state pair is wrong"):
         chunked(model, state_feeds(model), 7)
 
 
