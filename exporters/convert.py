@@ -96,6 +96,7 @@ def _draft(
     if done is not None:
         onnx_files.save(done, weights, draft)
         facts |= new_facts
+    weights.clear()  # before the checker reads the file: reference cycles would keep them until some later collection
     return rows, facts
 
 
@@ -166,7 +167,10 @@ def _convert(
             raised.graph.input.remove(value)
         raised.ir_version = 4
     shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
-    rows = [row for scope in make_scopes(raised, weights) for row in rewrite_scope(scope, shared)]
+    scopes = make_scopes(raised, weights)
+    rows = [row for scope in scopes for row in rewrite_scope(scope, shared)]
+    for scope in scopes:  # scopes and their constants point at each other, see _draft
+        scope.folded.clear()
     rows += _rows_in_functions(raised)
     if not shared.changed:
         return None, rows, {}
