@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from flashrnn_deploy.expressions import any_of
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_model import MODES, Model
 from flashrnn_deploy.op import RNNSpec
-from flashrnn_deploy.solver import Result, any_of, minimize
+from flashrnn_deploy.solver import Result, minimize
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,271 @@
+"""The kernels' problem: solutions hold, brute force agrees, the model meets the measured prototypes, it is fast."""
+
+import json
+import random
+import time
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from flashrnn_deploy import gpus, kernel_config
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.kernel_config import KernelConfig, candidates, check, predict, solve
+from flashrnn_deploy.kernel_model import MODES, Model
+from flashrnn_deploy.op import RNNSpec
+from flashrnn_deploy.solver import minimize
+
+H200 = gpus.GPUS["h200"]
+
+
+def spec(cell="lstm", heads=1, head_dim=64, dtype="bfloat16", **more):
+    return RNNSpec(cell, heads, head_dim, dtype=dtype, **more)
+
+
+def config(mode, D, UB, BT, WM, WK, KR, SPL=1, PF=8, REP=1, AUX=0, NB=1):
+    return KernelConfig(mode, D, D // UB if mode == "cluster" else 1, UB, BT, NB, WM, WK, KR, SPL, PF, REP, AUX)
+
+
+# Measured on an H200: bfloat16 LSTM, T = 1024, us per step, with the configuration that was measured.
+MEASURED = {
+    (1, 64, 1): (0.171, config("local", 64, 64, 1, 8, 1, 4, PF=2)),
+    (12, 64, 16): (0.182, config("local", 64, 64, 4, 4, 1, 4, AUX=1)),
+    (12, 64, 64): (0.233, config("local", 64, 64, 4, 4, 1, 4, AUX=1)),
+    (1, 128, 1): (0.333, config("cluster", 128, 32, 1, 4, 1, 8, SPL=2)),
+    (1, 128, 16): (0.346, config("cluster", 128, 32, 4, 4, 1, 8, SPL=2)),
+    (6, 128, 16): (0.366, config("cluster", 128, 32, 4, 4, 1, 8, SPL=2)),
+    (1, 256, 1): (0.400, config("cluster", 256, 32, 1, 4, 1, 16, SPL=2)),
+    (1, 256, 16): (0.449, config("cluster", 256, 32, 2, 4, 1, 16, SPL=2)),
+    (3, 256, 16): (0.561, config("cluster", 256, 32, 4, 4, 1, 16, SPL=2)),
+    (1, 512, 1): (0.684, config("cluster", 512, 32, 1, 2, 4, 8)),
+    (1, 512, 16): (0.864, config("grid", 512, 16, 4, 1, 4, 8)),
+    (1, 768, 1): (0.97, config("grid", 768, 16, 1, 1, 8, 6, PF=4, REP=4)),
+    (1, 768, 16): (0.99, config("grid", 768, 24, 4, 1, 8, 6)),
+    (1, 1024, 1): (1.08, config("grid", 1024, 16, 1, 1, 8, 8, PF=4, REP=8)),
+    (1, 1024, 16): (1.17, config("grid", 1024, 16, 8, 1, 8, 8, PF=4)),
+    (1, 2048, 1): (1.62, config("grid", 2048, 16, 1, 1, 8, 8, PF=4, REP=8)),
+    (1, 2048, 8): (2.25, config("grid", 2048, 16, 8, 1, 8, 8, PF=4)),
+}
+rows = pytest.mark.parametrize(("shape", "measured"), MEASURED.items(), ids=[f"{h}x{d}-B{b}" for h, d, b in MEASURED])
+
+
+@rows
+def test_the_model_meets_each_measured_prototype(shape, measured):
+    heads, head_dim, batch = shape
+    seconds, measured_config = measured
+    solution = predict(spec(heads=heads, head_dim=head_dim), batch, H200, measured_config)
+    assert solution.predicted_step_us == pytest.approx(seconds, rel=0.20)
+    assert not solution.estimate
+    broken = [name for name, held in check(spec(heads=heads, head_dim=head_dim), batch, H200, measured_config).items()
+              if not held]  # fmt: skip
+    assert broken == [], "a configuration that ran must satisfy every constraint"
+
+
+@rows
+def test_the_choice_is_as_measured(shape, measured):
+    heads, head_dim, batch = shape
+    seconds, measured_config = measured
+    solution = solve(spec(heads=heads, head_dim=head_dim), batch, H200)
+    assert solution.config.mode == measured_config.mode
+    assert solution.predicted_step_us == pytest.approx(seconds, rel=0.20)
+    own = predict(spec(heads=heads, head_dim=head_dim), batch, H200, measured_config)
+    assert solution.predicted_step_us <= own.predicted_step_us, "the optimum is no worse than a feasible configuration"
+
+
+def random_case(rng):
+    layer = spec(
+        rng.choice(["lstm", "gru", "elman", "slstm"]), rng.choice([1, 1, 3, 12]), rng.randint(1, 2048),
+        rng.choice(["bfloat16", "float16", "float32"]), num_directions=rng.choice([1, 2]),
+    )  # fmt: skip
+    return layer, rng.choice([1, 2, 5, 16, 64, 300]), rng.choice(list(gpus.GPUS.values()))
+
+
+def test_200_random_layers_and_gpus_have_a_solution_that_satisfies_every_constraint():
+    rng = random.Random(0)
+    modes = set()
+    for _ in range(200):
+        layer, batch, gpu = random_case(rng)
+        solution = solve(layer, batch, gpu)
+        failed = [name for name, held in check(layer, batch, gpu, solution.config).items() if not held]
+        assert failed == [], (layer, batch, gpu.name, solution.config)
+        assert solution.config.padded_head_dim >= layer.head_dim
+        assert 0 < solution.predicted_step_us < 1e5
+        modes.add(solution.config.mode)
+    assert modes == set(MODES), "the sample reaches every mode"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("gpu", gpus.GPUS.values(), ids=list(gpus.GPUS))
+def test_every_head_dim_has_a_solution(gpu, request):
+    if "full" not in request.config.getoption("-m"):
+        pytest.skip("half a minute per GPU: pytest -m full")
+    for head_dim in range(1, 2049):
+        assert all(check(spec(head_dim=head_dim), 1, gpu, solve(spec(head_dim=head_dim), 1, gpu).config).values())
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch", "gpu"),
+    [
+        (spec(head_dim=64), 8, "h200"),
+        (spec("gru", 2, 128), 16, "h200"),
+        (spec("elman", head_dim=100), 3, "rtx3090"),
+        (spec("slstm", 4, 256), 4, "thor"),
+        (spec(head_dim=512), 16, "a100"),
+    ],
+    ids=lambda v: f"{v.cell}-{v.head_dim}" if isinstance(v, RNNSpec) else str(v),
+)
+def test_brute_force_agrees_on_a_small_space(layer, batch, gpu):
+    """The same problem with a few values per variable: nothing beats, and nothing precedes, what the solver returns."""
+    rng = random.Random(1)
+    model = Model(layer, batch, gpus.GPUS[gpu])
+    problem = model.problem
+    best = minimize(problem, model.objective)
+    for index, variable in enumerate(problem.variables):
+        others = 3 if variable.name == "mode" else 0 if variable.name in ("ring_depth", "padded_head_dim") else 1
+        keep = {
+            best.values[variable.name],
+            *rng.sample(problem.domains[index], min(others, len(problem.domains[index]))),
+        }
+        problem.domains[index] = tuple(v for v in problem.domains[index] if v in keep)
+    small = minimize(problem, model.objective)
+
+    costs = {}
+    for values in product(*problem.domains):
+        point = problem.point({v.name: x for v, x in zip(problem.variables, values, strict=True)})
+        if all(constraint.status(point) for _, constraint in problem.constraints):
+            costs[values] = model.objective.bounds(point)[0]
+    assert len(costs) >= 1
+    cheapest = min(costs, key=lambda values: costs[values])
+    assert tuple(small.values.values()) == cheapest
+    assert small.cost == costs[cheapest]
+
+
+def test_one_broken_variable_breaks_a_named_constraint():
+    """Each change to a valid configuration is caught by the constraint that is meant to catch it."""
+    layer = spec(head_dim=1024)
+    good = MEASURED[1, 1024, 16][1]
+    assert all(check(layer, 16, H200, good).values())
+    changes = {
+        "known_values": {"batch_tile": 3},
+        "whole_blocks": {"units_per_block": 24},
+        "whole_row_warps": {"row_warps": 4},
+        "at_most_8_warps": {"row_warps": 2},
+        "grid_residency": {"batch_tile": 4},
+        "registers": {"accumulator_sets": 2, "units_per_block": 32},
+        "shared_memory": {"register_k_steps": 0, "units_per_block": 64},
+        "register_k_steps_exist": {"register_k_steps": 10},
+        "replicas": {"replicas": 2},
+        "tma_box": {"spare_warp": 1},
+        "ring_depth": {"ring_depth": 2},
+        "second_tile_after_a_full_one": {"tiles_per_block": 2, "batch_tile": 4},
+        "cluster_size_outside_clusters": {"cluster_size": 2},
+        "cluster_is_one_head": {"mode": "cluster"},
+        "cluster_measured_range": {"mode": "cluster"},
+        "cluster_support": {"mode": "cluster"},
+        "local_is_one_block": {"mode": "local"},
+        "local_weights_in_registers": {"mode": "local"},
+        "alternating_has_no_tiles": {"mode": "alternating"},
+        "whole_k_steps": {"padded_head_dim": 1056},
+    }
+    for name, change in changes.items():
+        assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name
+    assert not check(layer, 4, H200, good)["no_empty_rows"]
+    assert not check(spec("gru", head_dim=1024), 16, H200, KernelConfig(**(vars(good) | {"units_per_block": 8})))[
+        "whole_unit_groups"
+    ]
+    assert not check(spec(head_dim=1024, dtype="float32"), 16, H200, good)["tensor_core_dtype"]
+
+
+def test_every_constraint_is_documented_and_every_documented_one_exists():
+    names = {"not_listed_before", *kernel_config.constraints(spec(dtype="float32"), 1, H200)}
+    text = (Path(__file__).parents[1] / "docs" / "solver.md").read_text(encoding="utf-8")
+    table = text.split("## Constraints")[1].split("\n## ")[0]
+    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == names
+
+
+def test_modes_that_a_device_lacks():
+    assert solve(spec(), 1, gpus.GPUS["t4"]).config.mode == "alternating"
+    assert solve(spec(dtype="float32"), 1, H200).config.mode == "alternating"
+    assert solve(spec(head_dim=256), 1, gpus.GPUS["a100"]).config.mode == "grid"
+    for gpu in gpus.GPUS.values():
+        for solution in candidates(spec(head_dim=128), 4, gpu, 5):
+            assert gpu.compute_capability >= 90 or solution.config.mode != "cluster"
+            assert gpu.compute_capability >= 90 or not solution.config.spare_warp
+
+
+def test_directions_and_heads_are_more_blocks():
+    one = solve(spec(head_dim=1024), 8, H200)
+    two = solve(spec(head_dim=1024, num_directions=2), 8, H200)
+    heads = solve(spec(heads=2, head_dim=1024), 8, H200)
+    assert one.config.mode == two.config.mode == "grid"
+    assert two.sizes == heads.sizes
+    assert two.predicted_step_us >= one.predicted_step_us
+    assert two.sizes["num_blocks"] <= H200.sms
+
+
+def test_local_blocks_beyond_the_device_wait():
+    """More batch than fits at once costs more, and stays feasible."""
+    times = [solve(spec(heads=12), batch, H200).predicted_step_us for batch in (16, 64, 1024, 4096)]
+    assert times == sorted(times)
+    assert times[-1] > 4 * times[0]
+
+
+def test_gates_tile_without_waste():
+    """Rows of R that a block multiplies: units x gates, for 4, 3 and 1 gates alike."""
+    for cell, gates in (("lstm", 4), ("gru", 3), ("elman", 1)):
+        tiling = Model(spec(cell), 1, H200).tiling
+        assert tiling.tiles * 16 == tiling.group * gates
+
+
+def test_other_devices_and_dtypes_are_estimates():
+    assert not solve(spec("slstm"), 1, H200).estimate
+    assert solve(spec(), 1, gpus.GPUS["h100"]).estimate
+    assert solve(spec(dtype="float16"), 1, H200).estimate
+    assert solve(spec("gru"), 1, H200).estimate
+    assert solve(spec(head_dim=2048), 500, H200).estimate
+
+
+def test_the_slstm_costs_20_to_50_ns_more():
+    for heads, head_dim, batch in ((12, 64, 16), (6, 128, 16), (1, 768, 16)):
+        lstm, slstm = (solve(spec(cell, heads, head_dim), batch, H200).predicted_step_us for cell in ("lstm", "slstm"))
+        assert 0.02 <= slstm - lstm <= 0.05
+
+
+def test_the_solution_explains_itself():
+    solution = solve(spec(head_dim=768), 16, H200)
+    counts = dict(solution.explain())
+    assert set(counts) == set(kernel_config.constraints(spec(head_dim=768), 16, H200))
+    assert solution.explain() == sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    assert 0 < solution.candidates - solution.cut - sum(counts.values()) < 1000, "the rest was examined"
+    assert solution.limited_by == "exchange of h between blocks"
+    assert solution.predicted_step_us == pytest.approx(sum(solution.breakdown_us.values()), abs=1e-3)
+    weights = spec(head_dim=768).macs_per_step * 2
+    batch_tiles = 16 // solution.config.batch_tile
+    assert solution.on_chip_bytes >= weights * batch_tiles
+    assert json.loads(json.dumps(solution.to_dict()))["config"]["mode"] == "grid"
+
+
+def test_candidates_are_the_best_few_and_differ():
+    found = candidates(spec(head_dim=512), 16, H200, 5)
+    assert len(found) == 5
+    assert found[0].config == solve(spec(head_dim=512), 16, H200).config
+    assert [s.predicted_step_us for s in found] == sorted(s.predicted_step_us for s in found)
+    minor = {"padded_head_dim": 0, "register_k_steps": 0, "accumulator_sets": 0, "ring_depth": 0, "replicas": 0}
+    assert len({str(vars(s.config) | minor) for s in found}) == 5
+    assert len(candidates(spec(), 1, gpus.GPUS["t4"], 5)) == 1
+
+
+def test_a_batch_of_zero_is_refused():
+    with pytest.raises(FlashRNNError, match="batch must be at least 1, not 0"):
+        solve(spec(), 0, H200)
+
+
+def test_a_shape_takes_less_than_100_ms():
+    """Processor time, best of three: other load on the machine does not count."""
+    for heads, head_dim, batch in ((1, 64, 1), (12, 64, 64), (1, 385, 16), (1, 424, 64), (1, 1024, 16)):
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            solve(spec(heads=heads, head_dim=head_dim), batch, H200)
+            times.append(time.process_time() - start)
+        assert min(times) < 0.100, (heads, head_dim, batch, times)
