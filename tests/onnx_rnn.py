@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 NUM_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS = {
@@ -161,7 +161,3 @@ def max_error(found: Any, expected: Any) -> float:
         if np.size(a):
             worst = max(worst, float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)))))
     return worst
-
-
-def elem_types() -> dict[str, int]:
-    return {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
