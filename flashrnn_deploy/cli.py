@@ -169,9 +169,12 @@ def info(file: Path, as_json: bool) -> None:
         _print_json(facts)
         return
     tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and isinstance(v[0], dict)}
-    _table(facts["kind"], ("", ""), [(k, v) for k, v in facts.items() if k not in (*tables, "kind", "warnings")])
+    engines = {f"runs in {engine}": how for engine, how in facts.get("engines", {}).items()}
+    plain = {k: v for k, v in facts.items() if k not in (*tables, "kind", "warnings", "engines")} | engines
+    _table(facts["kind"], ("", ""), plain.items())
     for title, rows in tables.items():
-        columns = [c for c in rows[0] if any(row[c] not in (None, "", 0) for row in rows)]
+        absent = (None, "", 0) if title == "flashrnn" else (None, "")  # an attribute of 0 is not set, an axis of 0 is
+        columns = [c for c in rows[0] if any(row[c] not in absent for row in rows)]
         _table(title, columns, [[row[c] for c in columns] for row in rows])
     for text in facts.get("warnings", ()):
         _note(text)
@@ -240,7 +243,8 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
     from flashrnn_deploy.files import printable
 
-    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE)
+    heading = Text(title) if title else None
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -174,7 +174,10 @@ def _check_states(model: onnx.ModelProto, tensors: Tensors, pairs: Mapping[str, 
 
 
 def _is_recurrent(node: onnx.NodeProto) -> bool:
-    return is_flashrnn(node) or is_standard_rnn(node) or node.op_type in ("Scan", "Loop")
+    """Whether the node carries something from step to step; a Scan or Loop without a state does not."""
+    return (
+        is_flashrnn(node) or is_standard_rnn(node) or (node.op_type in ("Scan", "Loop") and bool(_state_inputs(node)))
+    )
 
 
 def _state_inputs(node: onnx.NodeProto) -> list[str]:

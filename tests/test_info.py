@@ -58,6 +58,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in ("FlashLSTM", "head_dim", "state0: state1", "float16", "out\\x1b[31m[bold]"):
         assert text in result.stdout
+    assert "time_axis" in result.stdout
     assert "relu" not in result.stdout  # columns of defaults only are left out
     assert "\x1b[31m" not in result.stdout
 

@@ -303,6 +303,25 @@ def test_scan(carried: bool) -> None:
         chunked(model, feeds, 4)
 
 
+def test_scan_without_a_state() -> None:
+    """A map over time needs nothing from the step before."""
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["row"], ["o"])],
+        "body",
+        [helper.make_tensor_value_info("row", F32, [2])],
+        [helper.make_tensor_value_info("o", F32, [2])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Scan", ["x"], ["y"], num_scan_inputs=1, body=body)],
+        "scan",
+        [helper.make_tensor_value_info("x", F32, ["time", 2])],
+        [helper.make_tensor_value_info("y", F32, ["time", 2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.arange(18, dtype=np.float32).reshape(9, 2)
+    np.testing.assert_array_equal(chunked(model, {"x": x}, 4)["y"], -x)
+
+
 def test_nodes_inside_branches_and_functions() -> None:
     model = network(GRU)
     node = onnx.NodeProto()
