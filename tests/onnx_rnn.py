@@ -1,6 +1,6 @@
 """ONNX's LSTM, GRU and RNN in NumPy, written from the operators' texts alone: the judge of ``convert``.
 
-It shares nothing with the package, and knows what no engine implements in full: clip on every activation, both GRU
+``run`` shares nothing with the package, and knows what no engine implements in full: clip on every activation, both GRU
 forms, peepholes, input_forget, layouts and ragged lengths. ``node_model`` makes the file that holds one such node.
 """
 
@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+
+from flashrnn_deploy.exporters.convert import convert_file
+from flashrnn_deploy.graph import walk_nodes
+from flashrnn_deploy.op import is_flashrnn
 
 NUM_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS = {
@@ -161,3 +165,15 @@ def max_error(found: Any, expected: Any) -> float:
         if np.size(a):
             worst = max(worst, float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)))))
     return worst
+
+
+def convert(model: onnx.ModelProto, folder: Path, **options: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """The converted model and the report; the files are ``in.onnx`` and ``out.onnx`` of ``folder``."""
+    (folder / "in.onnx").write_bytes(model.SerializeToString())
+    report = convert_file(folder / "in.onnx", folder / "out.onnx", **options)
+    return onnx.load(folder / "out.onnx"), report
+
+
+def flash_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The ``flashrnn`` nodes of the main graph and of the graphs inside it."""
+    return [node for node in walk_nodes(model) if is_flashrnn(node)]

@@ -11,8 +11,8 @@ import onnx
 import onnx_rnn
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_rnn import convert
 
-from flashrnn_deploy.exporters.convert import convert_file
 from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY, expose_states, kept_states, read_metadata, write_axes
 from flashrnn_deploy.op import is_flashrnn
 
@@ -20,12 +20,6 @@ T, B, WIDTH, HD = 12, 3, 4, 5
 INT64 = TensorProto.INT64
 ATTRIBUTES = {"LSTM": {"hidden_size": HD}, "GRU": {"hidden_size": HD, "linear_before_reset": 1}, "RNN": {}}
 ATTRIBUTES["RNN"] = {"hidden_size": HD}
-
-
-def convert(model: onnx.ModelProto, folder: Path, **options: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    (folder / "in.onnx").write_bytes(model.SerializeToString())
-    report = convert_file(folder / "in.onnx", folder / "out.onnx", **options)
-    return onnx.load(folder / "out.onnx"), report
 
 
 def default_model(op: str, layout: int = 0) -> tuple[onnx.ModelProto, dict[str, Any]]:
