@@ -72,6 +72,23 @@ def test_the_choice_is_as_measured(shape, measured):
     assert solution.predicted_step_us <= own.predicted_step_us, "the optimum is no worse than a feasible configuration"
 
 
+def test_sizes_by_hand():
+    """Bytes added up for three measured kernels: h, ring of wx, partial sums, R, barriers."""
+
+    def shared(shape):
+        return predict(spec(heads=shape[0], head_dim=shape[1]), shape[2], H200, MEASURED[shape][1]).sizes
+
+    local = shared((12, 64, 16))  # the ring holds 8 TMA boxes of 4 rows x 64 units x 4 gates x 2 bytes
+    assert local["shared_memory_bytes"] == 2 * 4 * (2 * 64 + 64) + 8 * 4 * 64 * 4 * 2 + 128
+    assert (local["num_blocks"], local["threads_per_block"], local["weight_bytes_in_registers"]) == (48, 160, 8 * 64**2)
+    cluster = shared((1, 256, 16))
+    assert cluster["shared_memory_bytes"] == 2 * 2 * (2 * 256 + 64) + 8 * 128 * 16 + 128
+    grid = shared((1, 2048, 8))  # 8 of 16 k-steps of R are in shared memory
+    assert grid["shared_memory_bytes"] == 4 * 256 * 16 + 2 * 2 * 8 * 1024 + 131072 + 128
+    assert grid["registers_per_thread"] == 8 * 2 * 8 + 2 * 16 + 8 * 2 + 72
+    assert grid["num_blocks"] == 128
+
+
 def random_case(rng):
     layer = spec(
         rng.choice(["lstm", "gru", "elman", "slstm"]), rng.choice([1, 1, 3, 12]), rng.randint(1, 2048),
@@ -90,15 +107,16 @@ def test_200_random_layers_and_gpus_have_a_solution_that_satisfies_every_constra
         assert failed == [], (layer, batch, gpu.name, solution.config)
         assert solution.config.padded_head_dim >= layer.head_dim
         assert 0 < solution.predicted_step_us < 1e5
+        assert solution.sizes["shared_memory_bytes"] <= gpu.smem_per_block
+        assert solution.sizes["registers_per_thread"] <= 255
+        assert solution.config.mode != "grid" or solution.sizes["num_blocks"] <= gpu.sms
         modes.add(solution.config.mode)
     assert modes == set(MODES), "the sample reaches every mode"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("gpu", gpus.GPUS.values(), ids=list(gpus.GPUS))
-def test_every_head_dim_has_a_solution(gpu, request):
-    if "full" not in request.config.getoption("-m"):
-        pytest.skip("half a minute per GPU: pytest -m full")
+def test_every_head_dim_has_a_solution(gpu):
     for head_dim in range(1, 2049):
         assert all(check(spec(head_dim=head_dim), 1, gpu, solve(spec(head_dim=head_dim), 1, gpu).config).values())
 

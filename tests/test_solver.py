@@ -111,6 +111,24 @@ def test_relations_at_a_point():
             assert constraint.status(problem.point({"x": a, "y": b})) is truth(a, b)
 
 
+def test_combinations_in_boxes_and_points():
+    """At a point: Python's any and all. In a box: settled only if every point agrees, and then as they say."""
+    problem = Problem()
+    x, y = problem.variable("x", range(1, 5)), problem.variable("y", range(1, 5))
+    parts = {x <= 2: lambda a, b: a <= 2, divides(x, y): lambda a, b: b % a == 0, (y != 3): lambda a, b: b != 3}
+    parts |= {x + y <= 9: lambda a, b: True, x + y <= 1: lambda a, b: False}
+    points = list(product(range(1, 5), repeat=2))
+    for some in (p for n in (1, 2, 3) for p in product(parts, repeat=n)):
+        for combine, truth in ((any_of, any), (all_of, all)):
+            constraint = combine(*some)
+            values = [truth(parts[p](a, b) for p in some) for a, b in points]
+            assert [constraint.status(problem.point({"x": a, "y": b})) for a, b in points] == values
+            if (status := constraint.status(problem.box())) is not None:
+                assert values == [status] * len(values)
+    assert any_of(x <= 2, x + y <= 9).status(problem.box()) is True
+    assert all_of(x <= 2, x + y <= 1).status(problem.box()) is False
+
+
 def test_propagation_alone_removes_values_before_the_search():
     """x * y == 35 leaves only divisors, so the search has two branches; the account says who removed what."""
     problem = Problem()
