@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["export", "export_file", "load_factory", "run_factory"]
+__all__ = ["convert_file", "export", "export_file", "load_factory", "run_factory"]
 
 _HOME = {
+    "convert_file": "convert",
     "export": "torch_export",
     "export_file": "torch_export",
     "load_factory": "factory",

@@ -7,7 +7,8 @@ Rules that runtimes impose on a body, and that this file keeps:
 
 * only operators whose meaning is the same from opset 15 to the newest, since runtimes expand a body at the opset of
   the model, and the checker wants both to import the same one;
-* attributes are read through ``Constant``, and there are no strings among them that matter;
+* attributes are read through ``Constant``, and there are no strings among them that matter; fixed floats are tensors,
+  since onnxslim turns a ``value_float`` into a double;
 * ``Where`` and ``Gather`` in place of ``If``; masks by ``Where``, never by a product (``inf * 0``).
 
 The body computes in float32 and keeps ``h`` in float32 between steps; ``wx`` and ``r`` are cast on the way in, ``y``
@@ -22,7 +23,7 @@ import onnx
 import onnx.parser
 
 from flashrnn_deploy.cells import CELL_OF_OP, CELLS, Cell
-from flashrnn_deploy.graph import opset_of, walk_nodes
+from flashrnn_deploy.graph import opset_of, subgraphs, walk_nodes
 from flashrnn_deploy.op import (
     DOMAIN,
     INPUTS,
@@ -41,8 +42,8 @@ _SIZES = """
     three = Constant <value_int = 3> ()
     minus_one_1 = Constant <value_ints = [-1]> ()
     one_1 = Constant <value_ints = [1]> ()
-    zero_f = Constant <value_float = 0.0> ()
-    one_f = Constant <value_float = 1.0> ()
+    zero_f = Constant <value = float {{0.0}}> ()
+    one_f = Constant <value = float {{1.0}}> ()
     time_axis = Constant <value_int: int = @layout> ()
     batch_axis = Sub (one, time_axis)
     wx_shape = Shape (wx)
@@ -160,7 +161,7 @@ _ARRANGE = """
     valid_shape = Concat <axis = 0> (T_1, one_1, one_1, B_1, one_1)
     valid_t = Reshape <allowzero = 1> (valid, valid_shape)
     clip_attribute = Constant <value_float: float = @clip> ()
-    infinity_0 = Constant <value_float = 3.0e38> ()
+    infinity_0 = Constant <value = float {3.0e38}> ()
     infinity = Add (infinity_0, infinity_0)
     no_clip = Equal (clip_attribute, zero_f)
     clip_high = Where (no_clip, infinity, clip_attribute)
@@ -316,7 +317,14 @@ def function(cell: Cell, opset: int) -> onnx.FunctionProto:
     """The body of one op for a model that imports ``opset`` (15 or newer) of the standard domain."""
     if opset < 15:
         raise ValueError(f"function bodies need opset 15 or newer, not {opset}")
-    return onnx.parser.parse_function(_text(cell.name, opset))
+    body = onnx.parser.parse_function(_text(cell.name, opset))
+    # ONNX Runtime 1.20 gives fused nodes the same name where a file's unnamed nodes are expanded twice.
+    for node in body.node:
+        node.name = node.output[0]
+        for graph in subgraphs(node):
+            for inner in graph.node:
+                inner.name = f"step/{inner.output[0]}"
+    return body
 
 
 def add_functions(model: onnx.ModelProto) -> None:

@@ -151,10 +151,7 @@ def test_checker_and_shapes_behind_the_node(op: str, tmp_path: Path) -> None:
     assert onnx_rnn.max_error(onnx_rnn.run_file(model, feeds), onnx_rnn.run(op, attributes, feeds)) < TOLERANCE
 
 
-ONNXSLIM = pytest.mark.xfail(reason="onnxslim turns value_float constants of a function body into doubles")
-
-
-@pytest.mark.parametrize("tool", [pytest.param("onnxslim", marks=ONNXSLIM), "onnxsim"])
+@pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
 def test_simplifiers_keep_the_node(tool: str, tmp_path: Path) -> None:
     """D16: a round trip through a simplifier keeps node and result."""
     module = pytest.importorskip(tool, reason=f"{tool} is not installed")
