@@ -42,7 +42,7 @@ struct OrtApi {
   OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);
   OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, ElementType type);
   OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const std::int64_t* dims, std::size_t count);
-  Unused _60[1];
+  OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info, ElementType* out);
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, std::size_t* out);
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, std::int64_t* dims, std::size_t count);
   OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* info, const char* names[], std::size_t count);

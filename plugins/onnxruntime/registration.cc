@@ -51,7 +51,7 @@ OrtStatus* compute_cpu(void* kernel, OrtKernelContext* context) noexcept {
 
 OrtStatus* infer(const OrtCustomOp* op, OrtShapeInferContext* context) noexcept {
   const Op& o = self(op);
-  return guarded(*o.api, [&] { infer_shapes(*o.api, context, o.cell, element_type(o.dtype)); });
+  return guarded(*o.api, [&] { infer_shapes(*o.api, context, o.cell); });
 }
 
 // What is the same for every execution provider.

@@ -11,6 +11,7 @@ namespace {
 
 // A shape in which unknown dims are -1; those with a name carry it.
 struct Shape {
+  ElementType type;
   Dims dims;
   std::vector<std::string> names;
 };
@@ -18,14 +19,15 @@ struct Shape {
 Shape input_shape(const OrtApi& api, OrtShapeInferContext* context, Input index) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api.ShapeInferContext_GetInputTypeShape(context, index, &info));  // the context keeps `info`
-  Shape shape{dims_of(api, info), {}};
+  Shape shape{kUndefined, dims_of(api, info), {}};
+  check(api, api.GetTensorElementType(info, &shape.type));
   std::vector<const char*> names(shape.dims.size(), "");
   check(api, api.GetSymbolicDimensions(info, names.data(), names.size()));
   shape.names.assign(names.begin(), names.end());
   return shape;
 }
 
-void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, ElementType type, const Shape& shape) {
+void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, const Shape& shape) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api.CreateTensorTypeAndShapeInfo(&info));
   const struct Release {
@@ -35,7 +37,7 @@ void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, 
   } release{api, info};
   std::vector<const char*> names;
   for (const std::string& name : shape.names) names.push_back(name.c_str());
-  check(api, api.SetTensorElementType(info, type));
+  check(api, api.SetTensorElementType(info, shape.type));
   check(api, api.SetDimensions(info, shape.dims.data(), shape.dims.size()));
   check(api, api.SetSymbolicDimensions(info, names.data(), names.size()));
   check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, info));
@@ -43,8 +45,9 @@ void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, 
 
 }  // namespace
 
+// The runtime calls the function of whichever dtype was registered first: y's type is read from wx, not from the op.
 // A rank of 0 is how a runtime reports an input of unknown rank: nothing is said about an output that depends on it.
-void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell, ElementType type) {
+void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell) {
   const char* label = info(cell).op_type;
   const Shape wx = input_shape(api, context, kWx), r = input_shape(api, context, kR);
   const Shape states = input_shape(api, context, kInitialStates);
@@ -64,9 +67,9 @@ void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell, E
     const bool known = !r.dims.empty() && r.dims[0] > 0 && r.dims[2] > 0 && r.dims[3] > 0;
     y.dims[2] = known ? r.dims[0] * r.dims[2] * r.dims[3] : -1;
     y.names[2].clear();
-    set_output(api, context, kY, type, y);
+    set_output(api, context, kY, y);
   }
-  if (!states.dims.empty()) set_output(api, context, kFinalStates, kFloat, states);
+  if (!states.dims.empty()) set_output(api, context, kFinalStates, states);
 }
 
 }  // namespace flashrnn::ort
