@@ -33,7 +33,7 @@ struct WxRing {
   std::uint32_t base, fill = 0, read = 0;
 
   __device__ __forceinline__ WxRing(std::uint32_t shared, const Lane<C>& lane)
-      : base(shared + S::kRing + static_cast<std::uint32_t>(lane.thread) * C::kPieceBytes) {
+      : base(ptx::opaque(shared + S::kRing + static_cast<std::uint32_t>(lane.thread) * C::kPieceBytes)) {
     for (int p = 0; p < C::kRing * (S::kStageBytes / S::kPieceStride); ++p) {  // rows and units outside the tensors
       for (int w = 0; w < C::kPieceBytes / 4; ++w) ptx::store_shared_4(base + p * S::kPieceStride + 4 * w, 0);
     }
@@ -46,24 +46,23 @@ struct WxRing {
     if (stage == C::kRing * S::kStageBytes) stage = 0;
   }
 
+  template <bool kWide>
   __device__ __forceinline__ void fill_next(WxStream<C>& wx, bool wanted) {
-    if (wanted) {
 #pragma unroll
-      for (int i = 0; i < C::kOwned; ++i) {
+    for (int i = 0; i < C::kOwned; ++i) {
 #pragma unroll
-        for (int e = 0; e < C::kColumns; ++e) {
-          if (!wx.active[i][e]) continue;
-          if (wx.wide) {
+      for (int e = 0; e < C::kColumns; ++e) {
+        const bool active = wanted && wx.active[i][e];
+        if constexpr (kWide) {
 #pragma unroll
-            for (int p = 0; p < C::kPieces; ++p) {
-              ptx::copy_async<C::kPieceBytes>(base + fill + slot(i, e, p), wx.piece(i, e, p));
-            }
-          } else {
+          for (int p = 0; p < C::kPieces; ++p) {
+            ptx::copy_async_if<C::kPieceBytes>(active, base + fill + slot(i, e, p), wx.piece(i, e, p));
+          }
+        } else if (active) {
 #pragma unroll
-            for (int w = 0; w < C::kWords; ++w) {
-              const int words = C::kPieceBytes / 4;
-              ptx::store_shared_4(base + fill + slot(i, e, w / words) + w % words * 4, wx.narrow_word(i, e, w));
-            }
+          for (int w = 0; w < C::kWords; ++w) {
+            constexpr int kPieceWords = C::kPieceBytes / 4;
+            ptx::store_shared_4(base + fill + slot(i, e, w / kPieceWords) + w % kPieceWords * 4, wx.narrow_word(i, e, w));
           }
         }
       }
@@ -147,20 +146,23 @@ struct Sender {
   static constexpr int kMessages = C::kRows * C::kUnitsPerLane;
   static constexpr int kBlocksAtOnce = 32 / kMessages;
   static constexpr int kRounds = (C::kClusterSize + kBlocksAtOnce - 1) / kBlocksAtOnce;
-  std::uint32_t to[kRounds];  // this block's shared memory as seen at the receiver
+  std::uint32_t at[kRounds];        // at the receiver, of the lane's message of group 0 in the first buffer of h
+  std::uint32_t barriers[kRounds];  // at the receiver
   bool active[kRounds];
-  std::uint32_t offset;  // of the lane's message in a buffer of h, but for the group
   int message;
 
   __device__ __forceinline__ Sender(std::uint32_t shared, const Place& place, const Lane<C>& lane)
       : message(lane.lane % kMessages) {
+    const int unit = place.first_unit + lane.group_unit(lane.owned_group(0)) + message / C::kRows * 8;
+    const int offset = ClusterShared<C>::kHidden + message % C::kRows * C::kPitch + unit * 2;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int block = lane.lane / kMessages + i * kBlocksAtOnce;
       active[i] = block < C::kClusterSize;
-      to[i] = ptx::map_shared(shared, active[i] ? block : 0);
+      const std::uint32_t base = ptx::map_shared(shared, active[i] ? block : 0);
+      at[i] = ptx::opaque(base + static_cast<std::uint32_t>(offset));
+      barriers[i] = ptx::opaque(base + ClusterShared<C>::kBarriers);
     }
-    offset = static_cast<std::uint32_t>(message % C::kRows * C::kPitch + (place.first_unit + message / C::kRows * 8) * 2);
   }
 
   // The message from the lanes that hold it, words[e] being what hidden_word gave.
@@ -187,29 +189,27 @@ struct Sender {
     return {out[0], out[1], out[2], out[3]};
   }
 
-  __device__ __forceinline__ void send(uint4 v, int group_unit, int buffer) const {
-    const std::uint32_t at = offset + static_cast<std::uint32_t>(buffer * C::kHiddenBytes + group_unit * 2);
-    const std::uint32_t barrier = static_cast<std::uint32_t>(ClusterShared<C>::kBarriers + 8 * buffer);
+  // `buffer` and `i`, the warp's i-th group, are constants.
+  __device__ __forceinline__ void send(uint4 v, int i, int buffer, bool wanted) const {
+    const int offset = buffer * C::kHiddenBytes + i * WxStream<C>::kUnitsApart * 2;
 #pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      if (active[i]) ptx::send_16(to[i] + at, v, to[i] + barrier);
+    for (int r = 0; r < kRounds; ++r) {
+      ptx::send_16_if(wanted && active[r], at[r] + static_cast<std::uint32_t>(offset), v, barriers[r] + 8 * buffer);
     }
   }
 };
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) cluster_kernel(const Tensors t) {
+template <bool kWide, class C>
+__device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
   using S = ClusterShared<C>;
-  static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
   constexpr std::uint32_t kStepBytes = C::kD * C::kRows * 2;  // of h that a block receives
-  extern __shared__ __align__(16) char shared[];
   const Lane<C> lane;
   const Place place = place_of<C>(t);
   const std::uint32_t base = ptx::shared_address(shared), barriers = base + S::kBarriers;
 
   WxRing<C> ring(base, lane);
   WxStream<C> wx(t, place, lane);
-  for (int s = 0; s < C::kRing - 1; ++s) ring.fill_next(wx, s < t.T);
+  for (int s = 0; s < C::kRing; ++s) ring.template fill_next<kWide>(wx, s < t.T);
   if (lane.thread == 0) {
     for (int i = 0; i < 2; ++i) ptx::init_barrier(barriers + 8 * i);
     ptx::fence_barrier_init();
@@ -223,33 +223,23 @@ __global__ void __launch_bounds__(C::kThreads, 1) cluster_kernel(const Tensors t
   const Sender<C> sender(base, place, lane);
   YStream<C> y(t, place, lane);
   const bool backward = runs_backward(t, place.part / t.H);
+  const bool arms = ptx::opaque(static_cast<std::uint32_t>(lane.thread)) == 0;
+  const std::uint32_t from = ptx::opaque(base + S::kHidden + hidden_offset<C>(lane));
   ptx::cluster_barrier();  // barriers are armed before any block sends; also a barrier of the block
 
-  for (int s = 0; s < t.T; ++s) {
-    const int time = backward ? t.T - 1 - s : s, buffer = s & 1;
-    ring.fill_next(wx, s + C::kRing - 1 < t.T);
+  const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
+    const int time = backward ? t.T - 1 - s : s;
     std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
     ring.take(words);
     float own[C::kOwned][C::kTiles][4];
 #pragma unroll
-    for (int i = 0; i < C::kOwned; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4 * C::kTiles; ++j) own[i][j / 4][j % 4] = 0.0f;
-#pragma unroll
-      for (int v = 0; v < C::kUnitsPerLane; ++v) {
-#pragma unroll
-        for (int e = 0; e < C::kColumns; ++e) {
-#pragma unroll
-          for (int g = 0; g < C::kGates; ++g) gate_of<C>(own[i], g, v, e) = owned.start(i, v, g, words[i][e]);
-        }
-      }
-    }
+    for (int i = 0; i < C::kOwned; ++i) owned.start(own[i], words[i], i);
     if (s > 0) {  // h(0) is there
       ptx::wait_barrier(barriers + 8 * buffer, static_cast<std::uint32_t>((s - 1) >> 1 & 1), t.spin_limit);
-      if (lane.thread == 0) ptx::expect_bytes(barriers + 8 * buffer, kStepBytes);
+      if (arms) ptx::expect_bytes(barriers + 8 * buffer, kStepBytes);
     }
     Hidden<C> h;
-    load_hidden<C>(h, base + S::kHidden + buffer * C::kHiddenBytes, lane);
+    load_hidden<C>(h, from + buffer * C::kHiddenBytes, lane);
     if constexpr (C::kKWarps == 1) {
       multiply<C>(own, weights, h);
     } else {
@@ -264,15 +254,31 @@ __global__ void __launch_bounds__(C::kThreads, 1) cluster_kernel(const Tensors t
       std::uint32_t rounded[C::kColumns];
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
-      if (s + 1 < t.T) sender.send(sender.gather(rounded), lane.group_unit(lane.owned_group(i)), 1 - buffer);
+      sender.send(sender.gather(rounded), i, 1 - buffer, s + 1 < t.T);
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.store(i, e, rounded[e], time < owned.length[e]);
+      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[e], time < owned.length[e]);
     }
     y.advance();
+    ring.template fill_next<kWide>(wx, s + C::kRing < t.T);
+  };
+  for (int s = 0; s < t.T; s += 2) {
+    step(s, 0);
+    if (s + 1 < t.T) step(s + 1, 1);
   }
   owned.store(t, place, lane);
   ptx::wait_copies<0>();
   ptx::cluster_barrier();  // no block leaves while another one may still send to it
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) cluster_kernel(const __grid_constant__ Tensors t) {
+  static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
+  extern __shared__ __align__(16) char shared[];
+  if (t.wide_wx && t.wide_y) {
+    cluster_loop<true, C>(t, shared);
+  } else {
+    cluster_loop<false, C>(t, shared);
+  }
 }
 
 }  // namespace flashrnn::cuda

@@ -18,24 +18,23 @@ struct LocalShared {
 template <class C>
 using WxWords = std::uint32_t[C::kOwned][C::kColumns][C::kWords];
 
-template <class C>
-__device__ __forceinline__ void load_wx(WxWords<C>& words, const WxStream<C>& wx) {
+template <bool kWide, class C>
+__device__ __forceinline__ void load_wx(WxWords<C>& words, const WxStream<C>& wx, bool wanted) {
 #pragma unroll
   for (int i = 0; i < C::kOwned; ++i) {
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) {
-      if (!wx.active[i][e]) continue;
-      if (wx.wide) {
+      const bool active = wanted && wx.active[i][e];
+      if constexpr (kWide) {
 #pragma unroll
         for (int p = 0; p < C::kPieces; ++p) {
           if constexpr (C::kPieceBytes == 8) {
-            const uint2 v = ptx::load_global_8(wx.piece(i, e, p));
-            words[i][e][2 * p] = v.x, words[i][e][2 * p + 1] = v.y;
+            ptx::load_global_8_if(active, words[i][e][2 * p], words[i][e][2 * p + 1], wx.piece(i, e, p));
           } else {
-            words[i][e][p] = ptx::load_global_4(wx.piece(i, e, p));
+            ptx::load_global_4_if(active, words[i][e][p], wx.piece(i, e, p));
           }
         }
-      } else {
+      } else if (active) {
 #pragma unroll
         for (int w = 0; w < C::kWords; ++w) words[i][e][w] = wx.narrow_word(i, e, w);
       }
@@ -74,30 +73,21 @@ struct WxPrefetch {
   }
 };
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) local_kernel(const Tensors t) {
-  static_assert(C::kKWarps == 1 && C::kRegisterKSteps == C::kKSteps, "all of R in registers, D not split");
-  static_assert(C::kRing == 2 || C::kRing == 4, "ring_depth is 2 or 4 in the local mode");
-  extern __shared__ __align__(16) char shared[];
+template <bool kWide, class C>
+__device__ __forceinline__ void local_loop(const Tensors& t, char* shared) {
   const Lane<C> lane;
   const Place place = place_of<C>(t);
   const std::uint32_t hidden = ptx::shared_address(shared);
+  const std::uint32_t from = ptx::opaque(hidden + hidden_offset<C>(lane));
+  const std::uint32_t to = ptx::opaque(hidden + lane.row(0) * C::kPitch + lane.unit(0) * 2);
 
   WxPrefetch<C> prefetch(t, place);
   for (int s = 0; s < kPrefetchSteps; ++s) prefetch.touch_and_advance(s < t.T);
   WxStream<C> wx(t, place, lane);
-  WxWords<C> words[C::kRing];
+  WxWords<C> words[C::kRing] = {};  // 0 for rows and units outside the tensors
 #pragma unroll
   for (int r = 0; r < C::kRing; ++r) {
-#pragma unroll
-    for (int i = 0; i < C::kOwned; ++i) {
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
-#pragma unroll
-        for (int w = 0; w < C::kWords; ++w) words[r][i][e][w] = 0;  // of rows and units outside the tensors
-      }
-    }
-    if (r < t.T) load_wx<C>(words[r], wx);
+    load_wx<kWide, C>(words[r], wx, r < t.T);
     wx.advance();
   }
   Weights<C> weights;
@@ -113,47 +103,34 @@ __global__ void __launch_bounds__(C::kThreads, 1) local_kernel(const Tensors t) 
     const int time = backward ? t.T - 1 - s : s;
     Sums<C> sums;
 #pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4 * C::kTiles; ++j) sums[i][j / 4][j % 4] = 0.0f;
-#pragma unroll
-      for (int v = 0; v < C::kUnitsPerLane; ++v) {
-#pragma unroll
-        for (int e = 0; e < C::kColumns; ++e) {
-#pragma unroll
-          for (int g = 0; g < C::kGates; ++g) gate_of<C>(sums[i], g, v, e) = owned.start(i, v, g, words[slot][i][e]);
-        }
-      }
-    }
+    for (int i = 0; i < C::kGroups; ++i) owned.start(sums[i], words[slot][i], i);
     Hidden<C> h;
-    load_hidden<C>(h, hidden + slot % 2 * C::kHiddenBytes, lane);
+    load_hidden<C>(h, from + slot % 2 * C::kHiddenBytes, lane);
     multiply<C>(sums, weights, h);
     std::uint32_t rounded[C::kGroups][C::kColumns];
 #pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) owned.advance(sums[i], words[slot][i], i, time, t.options);
-#pragma unroll
     for (int i = 0; i < C::kGroups; ++i) {
+      owned.advance(sums[i], words[slot][i], i, time, t.options);
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) {
         rounded[i][e] = hidden_word<C>(owned, i, e);
-        const std::uint32_t to =
-            hidden + (1 - slot % 2) * C::kHiddenBytes + lane.row(e) * C::kPitch + lane.unit(i) * 2;
+        const std::uint32_t at = to + (1 - slot % 2) * C::kHiddenBytes + e * C::kPitch + i * C::Tile::kUnits * 2;
         if (!lane.has_row()) continue;
         if (C::kUnitsPerLane == 2) {
-          ptx::store_shared_4(to, rounded[i][e]);
+          ptx::store_shared_4(at, rounded[i][e]);
         } else {
-          ptx::store_shared_2(to, static_cast<std::uint16_t>(rounded[i][e]));
+          ptx::store_shared_2(at, static_cast<std::uint16_t>(rounded[i][e]));
         }
       }
     }
-    if (s + C::kRing < t.T) load_wx<C>(words[slot], wx);
+    load_wx<kWide, C>(words[slot], wx, s + C::kRing < t.T);
     wx.advance();
     prefetch.touch_and_advance(s + kPrefetchSteps < t.T);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < C::kGroups; ++i) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.store(i, e, rounded[i][e], time < owned.length[e]);
+      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[i][e], time < owned.length[e]);
     }
     y.advance();
   };
@@ -164,6 +141,18 @@ __global__ void __launch_bounds__(C::kThreads, 1) local_kernel(const Tensors t) 
     }
   }
   owned.store(t, place, lane);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) local_kernel(const __grid_constant__ Tensors t) {
+  static_assert(C::kKWarps == 1 && C::kRegisterKSteps == C::kKSteps, "all of R in registers, D not split");
+  static_assert(C::kRing == 2 || C::kRing == 4, "ring_depth is 2 or 4 in the local mode");
+  extern __shared__ __align__(16) char shared[];
+  if (t.wide_wx && t.wide_y) {
+    local_loop<true, C>(t, shared);
+  } else {
+    local_loop<false, C>(t, shared);
+  }
 }
 
 }  // namespace flashrnn::cuda

@@ -11,6 +11,12 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// Hides where a value comes from. The compiler otherwise computes addresses again after each wait, on the critical path.
+__device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // c += a b for 16 rows, 8 columns and 16 of the inner dimension. Lane 4g + q holds rows g, g + 8 and columns 2q, 2q + 1.
 template <DType kType>
 __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
@@ -58,21 +64,35 @@ __device__ __forceinline__ void store_shared_2(std::uint32_t address, std::uint1
 }
 
 // Volatile, so that they stay where they are written: several steps before the first use.
-__device__ __forceinline__ uint2 load_global_8(const void* p) {
-  uint2 v;
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-  return v;
+__device__ __forceinline__ void load_global_8_if(bool wanted, std::uint32_t& low, std::uint32_t& high, const void* p) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.v2.u32 {%0,%1}, [%3];}"
+               : "+r"(low), "+r"(high)
+               : "r"(static_cast<int>(wanted)), "l"(p));
 }
-__device__ __forceinline__ std::uint32_t load_global_4(const void* p) {
-  std::uint32_t v;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
+__device__ __forceinline__ void load_global_4_if(bool wanted, std::uint32_t& v, const void* p) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p ld.global.u32 %0, [%2];}"
+               : "+r"(v)
+               : "r"(static_cast<int>(wanted)), "l"(p));
+}
+// Predicated, not branched around: a divergent branch costs more than the store.
+__device__ __forceinline__ void store_global_2_if(bool wanted, void* p, std::uint16_t v) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u16 [%1], %2;}" ::"r"(static_cast<int>(wanted)),
+               "l"(p), "h"(v)
+               : "memory");
+}
+__device__ __forceinline__ void store_global_4_if(bool wanted, void* p, std::uint32_t v) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u32 [%1], %2;}" ::"r"(static_cast<int>(wanted)),
+               "l"(p), "r"(v)
+               : "memory");
 }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 template <int kBytes>
-__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+__device__ __forceinline__ void copy_async_if(bool wanted, std::uint32_t to, const void* from) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], %3;}" ::"r"(
+                   static_cast<int>(wanted)),
+               "r"(to), "l"(from), "n"(kBytes)
+               : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
@@ -104,19 +124,24 @@ __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // 16 bytes to a block of the cluster; its barrier counts them when they are there.
-__device__ __forceinline__ void send_16(std::uint32_t to, uint4 v, std::uint32_t barrier) {
+__device__ __forceinline__ void send_16_if(bool wanted, std::uint32_t to, uint4 v, std::uint32_t barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to), "r"(v.x),
-      "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+      "{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
+      "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%1], {%2,%3,%4,%5}, [%6];}" ::"r"(
+          static_cast<int>(wanted)),
+      "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
       : "memory");
 }
 // Gives up, which ends the kernel with an error, after `limit` failed polls. A poll sleeps in hardware.
+//
+// The default semantics, as everywhere that bytes arrive in this block's own shared memory: the barrier counts them
+// once they are there. `.acquire.cluster` adds an invalidation of the whole L1 cache (CCTL.IVALL) to every step.
 __device__ __forceinline__ void wait_barrier(std::uint32_t barrier, std::uint32_t parity, std::uint32_t limit) {
   std::uint32_t done, polls = 0;
   do {
     asm volatile(
         "{.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)

@@ -1,4 +1,6 @@
 // A lane's way through wx and y: from one time step to the next, forward or backward.
+//
+// kWide, here and in the kernels: vectors are aligned. Kernels hold both loops, since a branch in every step costs more.
 #pragma once
 
 #include "tile.cuh"
@@ -10,13 +12,11 @@ struct WxStream {
   const char* at[C::kColumns];  // wx of the lane's first unit and of column e, at the time to be read next
   std::int64_t stride;          // bytes
   bool active[C::kOwned][C::kColumns];
-  bool wide;
   int units;  // of the head, from the lane's first one on
 
   __device__ __forceinline__ WxStream(const Tensors& t, const Place& place, const Lane<C>& lane) {
     const bool backward = runs_backward(t, place.part / t.H);
     const int unit = place.first_unit + lane.unit(lane.owned_group(0));
-    wide = t.wide_wx;
     units = t.D - unit;
     stride = (backward ? -2 : 2) * t.wx_step;
 #pragma unroll
@@ -54,36 +54,37 @@ template <class C>
 struct YStream {
   std::uint16_t* at[C::kColumns];
   std::int64_t stride;  // elements
-  bool wide, active[C::kColumns];
+  bool active[C::kColumns];
   int units;
 
   __device__ __forceinline__ YStream(const Tensors& t, const Place& place, const Lane<C>& lane) {
     const bool backward = runs_backward(t, place.part / t.H);
     const int unit = place.first_unit + lane.unit(lane.owned_group(0));
-    wide = t.wide_y;
     units = t.D - unit;
     stride = (backward ? -1 : 1) * t.y_step;
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) {
       const int row = place.first_row + lane.row(e);
-      active[e] = lane.has_row() && row < t.B;
+      active[e] = lane.has_row() && row < t.B && lane.owns(0);
       at[e] = static_cast<std::uint16_t*>(t.y) + (backward ? t.T - 1 : 0) * t.y_step + row * t.y_row +
               static_cast<std::int64_t>(place.part) * t.D + unit;
     }
   }
 
   // h of group i, rounded, its lane's units packed in a word; 0 behind the row's end.
+  template <bool kWide>
   __device__ __forceinline__ void store(int i, int e, std::uint32_t word, bool valid) const {
     const int left = units - i * WxStream<C>::kUnitsApart;
-    if (!active[e] || left <= 0) return;
     std::uint16_t* const to = at[e] + i * WxStream<C>::kUnitsApart;
     word = valid ? word : 0u;
-    if (C::kUnitsPerLane == 2 && wide) {
-      *reinterpret_cast<std::uint32_t*>(to) = word;
-      return;
+    if constexpr (kWide && C::kUnitsPerLane == 2) {
+      ptx::store_global_4_if(active[e] && left > 0, to, word);
+    } else {
+      ptx::store_global_2_if(active[e] && left > 0, to, static_cast<std::uint16_t>(word));
+      if (C::kUnitsPerLane == 2) {
+        ptx::store_global_2_if(active[e] && left > 1, to + 1, static_cast<std::uint16_t>(word >> 16));
+      }
     }
-    to[0] = static_cast<std::uint16_t>(word);
-    if (C::kUnitsPerLane == 2 && left > 1) to[1] = static_cast<std::uint16_t>(word >> 16);
   }
   __device__ __forceinline__ void advance() {
 #pragma unroll

@@ -108,10 +108,16 @@ using Sums = float[C::kGroups][C::kTiles][4];
 template <class C>
 using Hidden = uint4[C::kKSteps / 2];
 
-// The lane's part of h from a buffer in shared memory.
+// Where the lane's part of h starts in a buffer.
 template <class C>
-__device__ __forceinline__ void load_hidden(Hidden<C>& h, std::uint32_t buffer, const Lane<C>& lane) {
-  const std::uint32_t at = buffer + lane.source_row() * C::kPitch + lane.k_warp * (C::kKSteps / 2) * 64 + lane.q * 16;
+__device__ __forceinline__ std::uint32_t hidden_offset(const Lane<C>& lane) {
+  const int row = lane.is_source() ? lane.source_row() : 0;
+  return static_cast<std::uint32_t>(row * C::kPitch + lane.k_warp * (C::kKSteps / 2) * 64 + lane.q * 16);
+}
+
+// The lane's part of h from shared memory.
+template <class C>
+__device__ __forceinline__ void load_hidden(Hidden<C>& h, std::uint32_t at, const Lane<C>& lane) {
 #pragma unroll
   for (int s = 0; s < C::kKSteps / 2; ++s) {
     h[s] = uint4{};
@@ -219,11 +225,23 @@ struct Owned {
     });
   }
 
-  // The value an accumulator starts from: wx and bias. The recurrent part of the GRU's n stands apart from wx, since r
+  // What the sums of group i start from: wx and bias. The recurrent part of the GRU's n stands apart from wx, since r
   // multiplies it.
-  __device__ __forceinline__ float start(int i, int v, int gate, const std::uint32_t (&words)[C::kWords]) const {
-    if (C::kCell == Cell::kGru && gate == 2) return bias[i][v][Step::Gb - 1];
-    return input(v, gate, words) + bias[i][v][gate];
+  __device__ __forceinline__ void start(float (&sums)[C::kTiles][4],
+                                        const std::uint32_t (&words)[C::kColumns][C::kWords], int i) const {
+#pragma unroll
+    for (int j = 0; j < 4 * C::kTiles; ++j) sums[j / 4][j % 4] = 0.0f;
+#pragma unroll
+    for (int v = 0; v < C::kUnitsPerLane; ++v) {
+#pragma unroll
+      for (int e = 0; e < C::kColumns; ++e) {
+#pragma unroll
+        for (int g = 0; g < C::kGates; ++g) {
+          const bool apart = C::kCell == Cell::kGru && g == 2;
+          gate_of<C>(sums, g, v, e) = apart ? bias[i][v][Step::Gb - 1] : input(v, g, words[e]) + bias[i][v][g];
+        }
+      }
+    }
   }
 
   // One step of group i from its finished sums. A row behind its end keeps its state.

@@ -1,0 +1,127 @@
+"""Device tests of the CUDA kernels. Needs an NVIDIA GPU, nvcc, CMake, ninja and PyTorch; fails without them.
+
+python tests/gpu/run.py table     a seeded pairwise table of cases against float64 (--rows for more)
+python tests/gpu/run.py stress    repetition, streams, load, graphs, chunks, NaN, alignment, refusals
+python tests/gpu/run.py sanitize  compute-sanitizer's memcheck, racecheck and synccheck over each mode
+python tests/gpu/run.py all       the three
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import torch  # noqa: E402
+
+import cases  # noqa: E402
+import configs  # noqa: E402
+import stress  # noqa: E402
+from judge import judge, references, tensors  # noqa: E402
+from library import ALTERNATING, Library, build  # noqa: E402
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def __call__(self, text: str, good: bool) -> None:
+        self.failed += not good
+        print(f"{'ok  ' if good else 'FAIL'} {text}", flush=True)
+
+
+def row_for(lib: Library, mode: str, case: cases.Case) -> int:
+    """The row of this mode that the library would choose; rows of other batch sizes take turns."""
+    if mode == "alternating":
+        return ALTERNATING
+    want = {"cell": case.spec.cell, "dtype": case.spec.dtype, "clips": int(case.spec.clip > 0), "mode": mode}
+    fits = [i for i, r in enumerate(lib.rows) if all(r[k] == v for k, v in want.items())]
+    fits = [i for i in fits if lib.rows[i]["padded_head_dim"] >= case.spec.head_dim]
+    smallest = min((lib.rows[i]["padded_head_dim"] for i in fits), default=0)
+    fits = [i for i in fits if lib.rows[i]["padded_head_dim"] == smallest]
+    if not fits:
+        raise RuntimeError(f"configs.py has no {mode} kernel for {case}")
+    return fits[case.seed % len(fits)]
+
+
+def table(lib: Library, log: Log, rows: int, seed: int) -> None:
+    began, worst, count = time.perf_counter(), 0.0, 0
+    for mode in cases.MODES:
+        needed = len(list(cases.pairwise(mode, seed)))
+        for row in cases.pairwise(mode, seed, max(0, rows // len(cases.MODES) - needed)):
+            case, index = row.case, row_for(lib, mode, row.case)
+            given = tensors(case)
+            exact, own = references(case, given)
+            call = lib.call(case.spec, given)
+            lib.launch(call, index)
+            torch.cuda.synchronize()
+            verdict = judge(case, exact, own, call.y, call.final_states)
+            count += 1
+            worst = max(worst, verdict.y, verdict.states)
+            if not verdict.passed:
+                log(f"{mode}, row {index}, {case}: {verdict}", False)
+    took = time.perf_counter() - began
+    log(f"table of {count} rows, seed {seed}: largest error {worst:.2f} of what is allowed, {took:.0f} s", worst <= 1)
+
+
+def sanitize(folder: Path, log: Log) -> None:
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        log("compute-sanitizer is not on the path", False)
+        return
+    for name in TOOLS:
+        command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small", "--build", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+        log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)
+        if done.returncode:
+            print("\n".join(lines[:40]))
+
+
+def small(lib: Library, log: Log) -> None:
+    """A few short launches of every kernel, for the sanitizers."""
+    for index, case in stress.samples(lib):
+        for T in (0, 5):
+            short = cases.Case(case.spec, T, 3, "ragged", seed=index)
+            lib.launch(lib.call(short.spec, tensors(short)), index)
+            torch.cuda.synchronize()
+    log(f"{len(lib.rows) + 1} kernels ran", True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("build", "table", "stress", "sanitize", "small", "all"))
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="build folder")
+    parser.add_argument("--rows", type=int, default=300, help="rows of the table, at least the pairwise ones")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--launches", type=int, default=1000)
+    options = parser.parse_args()
+    path = options.build / "libflashrnn_cuda_driver.so"
+    if options.what == "build" or not path.is_file():
+        build(options.build, configs.ROWS)
+    if options.what == "build":
+        return 0
+    torch.backends.cuda.matmul.allow_tf32 = False
+    lib, log = Library(path, configs.ROWS), Log()
+    if options.what == "small":
+        small(lib, log)
+    if options.what in ("table", "all"):
+        table(lib, log, options.rows, options.seed)
+    if options.what in ("stress", "all"):
+        stress.run(lib, log, options.launches)
+    if options.what in ("sanitize", "all"):
+        sanitize(options.build, log)
+    print(f"{torch.cuda.get_device_name()}: {'all good' if not log.failed else f'{log.failed} failed'}")
+    return int(log.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
