@@ -205,7 +205,7 @@ def rnn_operator(
 
 @rnn_operator.register_fake
 def _(
-    wx: Tensor, r: Tensor, b: Tensor, sequence_lens: Tensor, initial_states: Tensor, *_: Any
+    wx: Tensor, r: Tensor, b: Tensor, sequence_lens: Tensor, initial_states: Tensor, *attributes: Any
 ) -> tuple[Tensor, Tensor]:
     N, _, H, D, _ = r.shape
     return wx.new_empty(*wx.shape[:2], N * H * D), torch.empty_like(initial_states)
