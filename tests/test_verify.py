@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from flashrnn_deploy import sampling, upcast
+from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.backends.reference import ReferenceRunner, product_in_order
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.cli import main
@@ -297,6 +298,29 @@ def test_products_in_order() -> None:
     blas, in_order = (ReferenceRunner(model, np.float32, in_order=order).infer(feeds)["y"] for order in (False, True))
     np.testing.assert_allclose(in_order, blas, atol=1e-6)
     np.testing.assert_allclose(blas, 0.5 * feeds["a"].T @ feeds["b"].T + 2 * feeds["c"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((2, 4, 9), (6, 4, 3), {}),
+        ((2, 4, 9), (6, 2, 3), {"group": 2, "pads": [2, 1], "strides": [2], "dilations": [2]}),
+        ((1, 3, 6, 5), (2, 3, 3, 2), {"pads": [1, 0, 0, 1], "strides": [2, 1], "dilations": [1, 2]}),
+        ((1, 2, 6), (2, 2, 3), {"auto_pad": "SAME_UPPER"}),
+    ],
+)
+def test_convolutions_in_order(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)],
+        "g",
+        [helper.make_tensor_value_info(n, F32, None) for n in "xwb"],
+        [helper.make_tensor_value_info("y", F32, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w), ("b", w[:1]))}
+    in_order = ReferenceRunner(model, np.float32, in_order=True).infer(feeds)["y"]
+    np.testing.assert_allclose(in_order, make_runner("onnxruntime", model).infer(feeds)["y"], atol=1e-5)
 
 
 def drawn(model: onnx.ModelProto) -> dict[tuple[int, int], dict[str, np.ndarray]]:

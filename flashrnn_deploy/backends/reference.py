@@ -106,8 +106,9 @@ def product_in_order(left: Array, right: Array) -> Array:
 
 
 def _products_in_order() -> list[type]:
-    """MatMul and Gemm of float32 by ``product_in_order``, as onnx.reference wants them."""
+    """MatMul, Gemm and Conv of float32 by ``product_in_order``, as onnx.reference wants them."""
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_conv import Conv
 
     def product(a: Array, b: Array) -> Array:
         plain = min(a.ndim, b.ndim) < 2 or a.shape[-1] == 0 or a.dtype != np.float32
@@ -123,8 +124,33 @@ def _products_in_order() -> list[type]:
         result = result * np.asarray(attributes["alpha"], a.dtype)
         return (result if c is None else result + c * np.asarray(attributes["beta"], a.dtype),)
 
-    steps = {"MatMul": matmul, "Gemm": gemm}
+    plain_conv: Any = Conv._run
+
+    def conv(self: Any, x: Array, w: Array, b: Any = None, **attributes: Any) -> Any:
+        if x.dtype != np.float32 or attributes.get("auto_pad") not in (None, "NOTSET"):
+            return plain_conv(self, x, w, b, **attributes)
+        result = conv_in_order(
+            x, w, **{name: attributes.get(name) for name in ("dilations", "group", "pads", "strides")}
+        )
+        return (result if b is None else result + b.reshape(1, -1, *[1] * (x.ndim - 2)),)
+
+    steps = {"MatMul": matmul, "Gemm": gemm, "Conv": conv}
     return [type(name, (OpRun,), {"op_domain": "", "_run": run}) for name, run in steps.items()]
+
+
+def conv_in_order(x: Array, w: Array, dilations: Any, group: Any, pads: Any, strides: Any) -> Array:
+    """ONNX's Conv without bias, x [N, C, ...], w [M, C/group, ...], each output summed term by term."""
+    rank = x.ndim - 2
+    dilations, strides, pads = dilations or [1] * rank, strides or [1] * rank, pads or [0] * 2 * rank
+    x = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+    reach = tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True))
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, x.ndim)))
+    steps = (slice(None, None, n) for n in (*strides, *dilations))
+    windows = np.moveaxis(windows[(slice(None), slice(None), *steps)], 1, 1 + rank)  # [N, out..., C, kernel...]
+    places, parts = windows.shape[: 1 + rank], []
+    for inputs, kernels in zip(np.split(windows, group or 1, 1 + rank), np.split(w, group or 1), strict=True):
+        parts.append(product_in_order(inputs.reshape(int(np.prod(places)), -1), kernels.reshape(len(kernels), -1).T))
+    return np.moveaxis(np.concatenate(parts, -1).reshape(*places, len(w)), -1, 1)
 
 
 def _make_op(cell: Cell, precision: Any, in_order: bool) -> type:
