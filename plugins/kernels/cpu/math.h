@@ -23,11 +23,10 @@ struct VectorMath {
     const F n = multiply_add(x, broadcast(1.44269504f), broadcast(kRound)) - kRound;
     F r = multiply_add(n, broadcast(-0.693359375f), x);
     r = multiply_add(n, broadcast(2.12194440e-4f), r);
-    F p = broadcast(1.9899275503e-4f);
-    p = multiply_add(p, r, broadcast(1.3933643932e-3f));
-    p = multiply_add(p, r, broadcast(8.3332983777e-3f));
+    F p = broadcast(1.3933643932e-3f);
+    p = multiply_add(p, r, broadcast(8.3631752059e-3f));
     p = multiply_add(p, r, broadcast(4.1666466743e-2f));
-    p = multiply_add(p, r, broadcast(1.6666667163e-1f));
+    p = multiply_add(p, r, broadcast(1.6666576266e-1f));
     p = multiply_add(p, r, broadcast(0.5f));
     return {n, multiply_add(p * r, r, r)};
   }
@@ -55,8 +54,8 @@ struct VectorMath {
     return (x < 0.0f ? e : broadcast(1.0f)) / (1.0f + e);
   }
 
-  // With e = exp(2 |x|) - 1, whose small values are as accurate as its large ones: e / (e + 2), and 1 - 2 / (e + 2) where
-  // that is nearer to 1 and so halves the error. 1 from 20 on.
+  // With e = exp(2 |x|) - 1, whose small values are as accurate as its large ones: e / (e + 2), and 1 - 2 / (e + 2)
+  // where that is nearer to 1 and so halves the error. 1 from 20 on.
   static FLASHRNN_SIMD F tanh(F x) {
     const Reduced x_ = reduce(at_most(bits<F>(bits<I>(x) & ~kSign) * 2.0f, 40.0f));
     const F power = bits<F>((__builtin_convertvector(x_.n, I) + 127) << 23);
