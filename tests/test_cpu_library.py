@@ -217,8 +217,8 @@ def test_eight_threads_share_one_session(cell: str) -> None:
 
     def work(i: int) -> None:
         for _ in range(15):
-            if [a.tobytes() for a in session.run(None, cases[i])] != expected[i]:
-                wrong.append(i)
+            got = [a.tobytes() for a in session.run(None, cases[i])]
+            wrong.extend([i] * (got != expected[i]))
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for worker in workers:
@@ -459,11 +459,23 @@ def test_under_sanitizer(sanitize: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not has_program("aarch64-linux-gnu-g++"), reason="no aarch64 cross compiler (g++-aarch64-linux-gnu)")
+@pytest.mark.skipif(
+    not has_program("aarch64-linux-gnu-g++"), reason="no aarch64 cross compiler (g++-aarch64-linux-gnu)"
+)
 def test_compiles_for_aarch64() -> None:
     folder = CACHE / "build-aarch64"
     target = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
-    configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", *target]
+    configure = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        folder,
+        "-G",
+        "Ninja",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        *target,
+    ]
     for command in (configure, ["cmake", "--build", folder]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
