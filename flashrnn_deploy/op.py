@@ -6,6 +6,7 @@ Letters: ``T`` steps, ``B`` batch, ``N`` directions (1 or 2), ``H`` heads, ``D``
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -219,6 +220,8 @@ def register_schemas() -> None:
     for cell in CELLS.values():
         if not onnx.defs.has(cell.op_type, DOMAIN):
             onnx.defs.register_schema(make_schema(cell))
+            # onnx up to 1.22 crashes at exit, when a Python shape function outlives the interpreter
+            atexit.register(onnx.defs.deregister_schema, cell.op_type, OPSET_VERSION, DOMAIN)
 
 
 def _infer_shapes(context: Any) -> None:
