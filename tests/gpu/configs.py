@@ -27,8 +27,8 @@ def _row(cell: str, dtype: str, mode: str, D: int, CL: int, BT: int, WM: int, WK
         "k_warps": WK,
         "register_k_steps": D // 16 // WK,
         "accumulator_sets": 1,
-        "ring_depth": 4 if mode == "local" else 8,
+        "ring_depth": 8,
         "replicas": 1,
-        "spare_warp": 0,
+        "spare_warp": int(mode == "local"),
     }
     return row | more

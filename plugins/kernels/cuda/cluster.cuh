@@ -222,13 +222,11 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
   store_initial_hidden<C>(t, place, shared + S::kHidden);
   const Sender<C> sender(base, place, lane);
   YStream<C> y(t, place, lane);
-  const bool backward = runs_backward(t, place.part / t.H);
   const bool arms = ptx::opaque(static_cast<std::uint32_t>(lane.thread)) == 0;
   const std::uint32_t from = ptx::opaque(base + S::kHidden + hidden_offset<C>(lane));
   ptx::cluster_barrier();  // barriers are armed before any block sends; also a barrier of the block
 
   const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
-    const int time = backward ? t.T - 1 - s : s;
     std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
     ring.take(words);
     float own[C::kOwned][C::kTiles][4];
@@ -250,21 +248,25 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) {
       if (!lane.owns(i)) continue;
-      owned.advance(own[i], words[i], i, time, t.options);
+      float apart[C::kUnitsPerLane][C::kColumns];
+      owned.keep_apart(apart, words[i], i);
+      owned.advance(own[i], apart, i, s, t.options);
       std::uint32_t rounded[C::kColumns];
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
       sender.send(sender.gather(rounded), i, 1 - buffer, s + 1 < t.T);
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[e], time < owned.length[e]);
+      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[e], owned.is_valid(e, s));
     }
     y.advance();
     ring.template fill_next<kWide>(wx, s + C::kRing < t.T);
   };
-  for (int s = 0; s < t.T; s += 2) {
+  int s = 0;
+  for (; s + 2 <= t.T; s += 2) {
     step(s, 0);
-    if (s + 1 < t.T) step(s + 1, 1);
+    step(s + 1, 1);
   }
+  if (s < t.T) step(s, 0);
   owned.store(t, place, lane);
   ptx::wait_copies<0>();
   ptx::cluster_barrier();  // no block leaves while another one may still send to it

@@ -40,6 +40,7 @@ struct Config {
   static constexpr int kRegisterKSteps = kRegisterKSteps_;
   static constexpr int kSets = kAccumulatorSets_;
   static constexpr int kRing = kRingDepth_;
+  static constexpr bool kSpareWarp = kSpareWarp_ != 0;
 
   static constexpr int kGates = num_gates(kCell), kStates = num_states(kCell);
   using Tile = Tiling<kGates>;
@@ -69,7 +70,8 @@ struct Config {
   static_assert(kD % (32 * kKWarps) == 0, "k-steps come in pairs");
   static_assert(kUnitsPerBlock % (Tile::kUnits * kRowWarps) == 0, "whole groups of units per warp");
   static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "batch_tile is 1, 2, 4 or 8");
-  static_assert(kTilesPerBlock_ == 1 && kReplicas_ == 1 && kSpareWarp_ == 0, "not offered by these modes");
+  static_assert(kTilesPerBlock_ == 1 && kReplicas_ == 1, "not offered by these modes");
+  static_assert(kSpareWarp == (kMode == Mode::kLocal), "the local mode has a spare warp, the cluster mode none");
   static_assert(kSets == 1 || kSets == 2, "one or two accumulator sets");
   static_assert(kRegisterKSteps >= 0 && kRegisterKSteps <= kKSteps && kRegisterKSteps % 2 == 0, "pairs of k-steps");
   static_assert(kWarps <= 8, "more warps lose more at the barriers than they gain");

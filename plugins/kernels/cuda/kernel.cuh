@@ -19,15 +19,16 @@ struct Launcher;
 template <class C>
 struct Launcher<C, Mode::kLocal> {
   static constexpr auto kernel = local_kernel<C>;
+  static constexpr int kThreads = C::kThreads + 32;
   static constexpr int kShared = LocalShared<C>::kBytes;
   static cudaError_t prepare(int& resident) {
     if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
       return error;
     }
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, C::kThreads, kShared);
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, kShared);
   }
   static cudaError_t launch(const Tensors& t, unsigned blocks, cudaStream_t stream) {
-    kernel<<<blocks, C::kThreads, kShared, stream>>>(t);
+    kernel<<<blocks, kThreads, kShared, stream>>>(t);
     return cudaPeekAtLastError();
   }
 };

@@ -63,17 +63,6 @@ __device__ __forceinline__ void store_shared_2(std::uint32_t address, std::uint1
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 
-// Volatile, so that they stay where they are written: several steps before the first use.
-__device__ __forceinline__ void load_global_8_if(bool wanted, std::uint32_t& low, std::uint32_t& high, const void* p) {
-  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.v2.u32 {%0,%1}, [%3];}"
-               : "+r"(low), "+r"(high)
-               : "r"(static_cast<int>(wanted)), "l"(p));
-}
-__device__ __forceinline__ void load_global_4_if(bool wanted, std::uint32_t& v, const void* p) {
-  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p ld.global.u32 %0, [%2];}"
-               : "+r"(v)
-               : "r"(static_cast<int>(wanted)), "l"(p));
-}
 // Predicated, not branched around: a divergent branch costs more than the store.
 __device__ __forceinline__ void store_global_2_if(bool wanted, void* p, std::uint16_t v) {
   asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u16 [%1], %2;}" ::"r"(static_cast<int>(wanted)),
@@ -85,8 +74,6 @@ __device__ __forceinline__ void store_global_4_if(bool wanted, void* p, std::uin
                "l"(p), "r"(v)
                : "memory");
 }
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 template <int kBytes>
 __device__ __forceinline__ void copy_async_if(bool wanted, std::uint32_t to, const void* from) {
   asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], %3;}" ::"r"(

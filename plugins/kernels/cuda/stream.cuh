@@ -60,7 +60,7 @@ struct YStream {
   __device__ __forceinline__ YStream(const Tensors& t, const Place& place, const Lane<C>& lane) {
     const bool backward = runs_backward(t, place.part / t.H);
     const int unit = place.first_unit + lane.unit(lane.owned_group(0));
-    units = t.D - unit;
+    units = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(t.D - unit)));
     stride = (backward ? -1 : 1) * t.y_step;
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) {

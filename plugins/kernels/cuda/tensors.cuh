@@ -24,9 +24,10 @@ struct Tensors {
   std::uint32_t spin_limit;
   CellOptions options;
   // Whether vector accesses are aligned. They change no result, only its speed.
-  bool wide_wx;     // one unit (G = 4) or two (G = 1, 3) by loads of 8 or 4 bytes
-  bool wide_y;      // two units by one store of 4 bytes
-  bool wide_r;      // 16 bytes of a row of r
+  bool wide_rows;  // a row of wx in pieces of 16 bytes
+  bool wide_wx;    // one unit (G = 4) or two (G = 1, 3) in pieces of 8 or 4 bytes
+  bool wide_y;     // two units by one store of 4 bytes
+  bool wide_r;     // 16 bytes of a row of r
 };
 
 inline bool is_aligned(const void* pointer, std::uintptr_t bytes) {
@@ -64,6 +65,7 @@ inline Tensors tensors_of(const Params& p, std::uint32_t spin_limit) {
   t.options = {p.attributes.clip, p.attributes.relu, p.attributes.normalizer_floor};
   const std::uintptr_t element = static_cast<std::uintptr_t>(element_bytes(p.dtype));
   const bool even = p.D % 2 == 0;
+  t.wide_rows = p.D * G * static_cast<std::int64_t>(element) % 16 == 0 && is_aligned(p.wx, 16);
   t.wide_wx = G == 4 ? is_aligned(p.wx, 4 * element) : even && is_aligned(p.wx, 2 * element);
   t.wide_y = even && is_aligned(p.y, 2 * element);
   t.wide_r = p.D % static_cast<std::int64_t>(16 / element) == 0 && is_aligned(p.r, 16);

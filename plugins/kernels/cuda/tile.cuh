@@ -12,7 +12,7 @@ namespace flashrnn::cuda {
 // it feeds column g.
 template <class C>
 struct Lane {
-  int thread = static_cast<int>(threadIdx.x);
+  int thread = static_cast<int>(ptx::opaque(threadIdx.x));  // reading it again takes as long as a shared load
   int lane = thread % 32, warp = thread / 32;
   int g = lane / 4, q = lane % 4;
   int row_warp = warp % C::kRowWarps, k_warp = warp / C::kRowWarps;
@@ -188,11 +188,14 @@ struct Owned {
   using Step = StepFor<C::kCell>;
   float state[C::kOwned][C::kUnitsPerLane][C::kColumns][Step::S];
   float bias[C::kOwned][C::kUnitsPerLane][Step::Gb];
-  int length[C::kColumns];  // valid steps
+  int begin[C::kColumns], length[C::kColumns];  // first valid step and their number
 
   __device__ __forceinline__ void load(const Tensors& t, const Place& place, const Lane<C>& lane) {
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) length[e] = lane.has_row() ? length_of(t, place.first_row + lane.row(e)) : 0;
+    for (int e = 0; e < C::kColumns; ++e) {
+      length[e] = lane.has_row() ? length_of(t, place.first_row + lane.row(e)) : 0;
+      begin[e] = runs_backward(t, place.part / t.H) ? t.T - length[e] : 0;
+    }
     visit(t, place, lane, [&](int i, int v, int unit, bool inside) {
 #pragma unroll
       for (int k = 0; k < Step::Gb; ++k) {
@@ -244,9 +247,26 @@ struct Owned {
     }
   }
 
-  // One step of group i from its finished sums. A row behind its end keeps its state.
+  // What a step needs of wx beside the sums: the GRU's n.
+  __device__ __forceinline__ void keep_apart(float (&apart)[C::kUnitsPerLane][C::kColumns],
+                                             const std::uint32_t (&words)[C::kColumns][C::kWords], int i) const {
+#pragma unroll
+    for (int v = 0; v < C::kUnitsPerLane; ++v) {
+#pragma unroll
+      for (int e = 0; e < C::kColumns; ++e) {
+        apart[v][e] = C::kCell == Cell::kGru ? input(v, C::kGates - 1, words[e]) + bias[i][v][C::kGates - 1] : 0.0f;
+      }
+    }
+  }
+
+  // Whether column e has a step s; backward, its steps are the last ones.
+  __device__ __forceinline__ bool is_valid(int e, int s) const {
+    return static_cast<unsigned>(s - begin[e]) < static_cast<unsigned>(length[e]);
+  }
+
+  // Step s of group i from its finished sums. A row behind its end keeps its state.
   __device__ __forceinline__ void advance(float (&sums)[C::kTiles][4],
-                                          const std::uint32_t (&words)[C::kColumns][C::kWords], int i, int time,
+                                          const float (&apart)[C::kUnitsPerLane][C::kColumns], int i, int s,
                                           const CellOptions& given) {
     const CellOptions options = {C::kClips ? given.clip : 0.0f, given.relu, given.normalizer_floor};
 #pragma unroll
@@ -256,17 +276,17 @@ struct Owned {
         float x[Step::G], rh[Step::G], b[Step::Gb], next[Step::S];
 #pragma unroll
         for (int g = 0; g < Step::G; ++g) {
-          x[g] = -0.0f;  // added to nothing: the sums began with it
+          x[g] = -0.0f;  // changes nothing, and the compiler knows: the sums began with wx and the biases
           rh[g] = gate_of<C>(sums, g, v, e);
         }
 #pragma unroll
         for (int k = 0; k < Step::Gb; ++k) b[k] = -0.0f;
-        if constexpr (C::kCell == Cell::kGru) x[2] = input(v, 2, words[e]) + bias[i][v][2];
+        if constexpr (C::kCell == Cell::kGru) x[2] = apart[v][e];
 #pragma unroll
         for (int k = 0; k < Step::S; ++k) next[k] = state[i][v][e][k];
         Step::template step<typename MathOf<C::kType>::Type>(x, rh, b, next, options);
 #pragma unroll
-        for (int k = 0; k < Step::S; ++k) state[i][v][e][k] = time < length[e] ? next[k] : state[i][v][e][k];
+        for (int k = 0; k < Step::S; ++k) state[i][v][e][k] = is_valid(e, s) ? next[k] : state[i][v][e][k];
       }
     }
   }
@@ -293,7 +313,7 @@ struct Owned {
 // The rounded initial h of the tile's rows, all units of the head, into a buffer in shared memory.
 template <class C>
 __device__ __forceinline__ void store_initial_hidden(const Tensors& t, const Place& place, char* buffer) {
-  for (int i = static_cast<int>(threadIdx.x); i < C::kRows * C::kD; i += C::kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < C::kRows * C::kD; i += static_cast<int>(blockDim.x)) {
     const int row = i / C::kD, unit = i % C::kD;
     float h = 0.0f;
     if (place.first_row + row < t.B && unit < t.D) {
