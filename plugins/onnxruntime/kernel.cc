@@ -44,6 +44,29 @@ float bound_attribute(const OrtApi& api, const OrtKernelInfo* node, const char* 
   return value;
 }
 
+struct Call {
+  const OrtApi& api;
+  OrtKernelContext* context;
+
+  static void parallel_for(void* self, void (*task)(void*, std::size_t), std::size_t count, void* argument) {
+    const Call& call = *static_cast<Call*>(self);
+    OrtStatus* status = call.api.KernelContext_ParallelFor(call.context, task, count, 0, argument);
+    if (status == nullptr) return;
+    call.api.ReleaseStatus(status);
+    for (std::size_t i = 0; i < count; ++i) task(argument, i);  // a task done before finds nothing left to do
+  }
+};
+
+void* output(const OrtApi& api, OrtKernelContext* context, Output index, const Dims& dims) {
+  OrtValue* value = nullptr;
+  check(api, api.KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
+  void* data = nullptr;
+  check(api, api.GetTensorMutableData(value, &data));
+  return data;
+}
+
+}  // namespace
+
 Attributes read_attributes(const OrtApi& api, const OrtKernelInfo* node, Cell cell) {
   const char* op = info(cell).op_type;
   Attributes attributes;
@@ -58,28 +81,25 @@ Attributes read_attributes(const OrtApi& api, const OrtKernelInfo* node, Cell ce
   return attributes;
 }
 
-struct Call {
-  const OrtApi& api;
-  OrtKernelContext* context;
-
-  static void parallel_for(void* self, void (*task)(void*, std::size_t), std::size_t count, void* argument) {
-    const Call& call = *static_cast<Call*>(self);
-    OrtStatus* status = call.api.KernelContext_ParallelFor(call.context, task, count, 0, argument);
-    if (status == nullptr) return;
-    call.api.ReleaseStatus(status);
-    for (std::size_t i = 0; i < count; ++i) task(argument, i);  // a task done before finds nothing left to do
+Params bind(const OrtApi& api, OrtKernelContext* context, Params params) {
+  Tensor inputs[kNumInputs];
+  Dims dims[kNumInputs];
+  for (std::size_t i = 0; i < kNumInputs; ++i) {
+    const OrtValue* value = nullptr;
+    check(api, api.KernelContext_GetInput(context, i, &value));
+    inputs[i] = tensor_of(api, value);
+    dims[i] = inputs[i].dims;
   }
-};
-
-void* output(const Call& call, Output index, const Dims& dims) {
-  OrtValue* value = nullptr;
-  check(call.api, call.api.KernelContext_GetOutput(call.context, index, dims.data(), dims.size(), &value));
-  void* data = nullptr;
-  check(call.api, call.api.GetTensorMutableData(value, &data));
-  return data;
+  check_inputs(label(params), dims, params);
+  params.wx = inputs[kWx].data;
+  params.r = inputs[kR].data;
+  params.b = static_cast<const float*>(inputs[kB].data);
+  params.sequence_lens = static_cast<const std::int32_t*>(inputs[kSequenceLens].data);
+  params.initial_states = static_cast<const float*>(inputs[kInitialStates].data);
+  params.y = output(api, context, kY, y_dims(params));
+  params.final_states = static_cast<float*>(output(api, context, kFinalStates, final_states_dims(params)));
+  return params;
 }
-
-}  // namespace
 
 void FreeAligned::operator()(void* memory) const noexcept { std::free(memory); }
 
@@ -100,31 +120,14 @@ CpuKernel::CpuKernel(const OrtApi& api, const OrtKernelInfo* node, Cell cell, DT
 }
 
 void CpuKernel::compute(OrtKernelContext* context) const {
-  Call call{api_, context};
-  Tensor inputs[kNumInputs];
-  Dims dims[kNumInputs];
-  for (std::size_t i = 0; i < kNumInputs; ++i) {
-    const OrtValue* value = nullptr;
-    check(api_, api_.KernelContext_GetInput(context, i, &value));
-    inputs[i] = tensor_of(api_, value);
-    dims[i] = inputs[i].dims;
-  }
-  Params params = params_;
-  check_inputs(label(params), dims, params);
-  params.wx = inputs[kWx].data;
-  params.r = inputs[kR].data;
-  params.b = static_cast<const float*>(inputs[kB].data);
-  params.sequence_lens = static_cast<const std::int32_t*>(inputs[kSequenceLens].data);
-  params.initial_states = static_cast<const float*>(inputs[kInitialStates].data);
-  params.y = output(call, kY, y_dims(params));
-  params.final_states = static_cast<float*>(output(call, kFinalStates, final_states_dims(params)));
-
+  const Params params = bind(api_, context, params_);
   Buffer packed_now;
   if (packed_ == nullptr) {
     packed_now = allocate(cpu::packed_bytes(params));
     cpu::pack(params, packed_now.get());
   }
   const Buffer workspace = allocate(cpu::workspace_bytes(params));
+  Call call{api_, context};
   cpu::run(params, packed_ != nullptr ? packed_.get() : packed_now.get(), workspace.get(), {Call::parallel_for, &call});
 }
 

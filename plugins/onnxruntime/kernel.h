@@ -8,6 +8,12 @@
 
 namespace flashrnn::ort {
 
+// A node's attributes, checked. Throws InvalidArgument.
+Attributes read_attributes(const OrtApi& api, const OrtKernelInfo* info, Cell cell);
+
+// `node` with the sizes and pointers of one call: inputs checked, outputs allocated.
+Params bind(const OrtApi& api, OrtKernelContext* context, Params node);
+
 struct FreeAligned {
   void operator()(void* memory) const noexcept;
 };

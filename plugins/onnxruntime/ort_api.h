@@ -61,7 +61,9 @@ struct OrtApi {
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);
   Unused _100[30];
   OrtStatus* (*AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);
-  Unused _131[106];
+  Unused _131[62];
+  OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** out);
+  Unused _194[43];
   OrtStatus* (*HasSessionConfigEntry)(const OrtSessionOptions* options, const char* key, int* out);
   OrtStatus* (*GetSessionConfigEntry)(const OrtSessionOptions* options, const char* key, char* value,
                                       std::size_t* size);

@@ -5,6 +5,9 @@
 #include <string>
 
 #include "build_info.h"
+#ifdef FLASHRNN_CUDA
+#include "cuda_kernel.h"
+#endif
 #include "kernel.h"
 #include "shape_inference.h"
 #include "status.h"
@@ -88,12 +91,36 @@ Op cpu_op(const OrtApi& api, Cell cell, DType dtype) {
   return op;
 }
 
+#ifdef FLASHRNN_CUDA
+OrtStatus* create_cuda_kernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
+                              void** out) noexcept {
+  return guarded(*api, [&] { *out = new CudaKernel(*api, info, self(op).cell, self(op).dtype); });
+}
+
+OrtStatus* compute_cuda(void* kernel, OrtKernelContext* context) noexcept {
+  const CudaKernel& cuda = *static_cast<const CudaKernel*>(kernel);
+  return guarded(cuda.api(), [&] { cuda.compute(context); });
+}
+
+Op cuda_op(const OrtApi& api, Cell cell, DType dtype) {
+  Op op = describe_op(api, cell, dtype);
+  op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CUDAExecutionProvider"; };
+  op.CreateKernelV2 = create_cuda_kernel;
+  op.KernelComputeV2 = compute_cuda;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<CudaKernel*>(kernel); };
+  return op;
+}
+#endif
+
 // The domain of one runtime. It lives as long as the process: sessions point to it and to its ops.
 struct Domain {
   explicit Domain(const OrtApi& runtime) : api(&runtime) {
     for (const OpInfo& op : kOps) {
       for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
         ops.push_back(cpu_op(runtime, op.cell, dtype));
+#ifdef FLASHRNN_CUDA
+        ops.push_back(cuda_op(runtime, op.cell, dtype));
+#endif
       }
     }
     check(runtime, runtime.CreateCustomOpDomain(kDomain, &domain));
