@@ -1,6 +1,6 @@
 """Time per step of the CUDA kernels beside the engines a user would pick instead, on one GPU, checked first.
 
-python benchmarks/gpu/kernels.py [--heads-only] [--json FILE]
+python benchmarks/gpu/kernels.py [--cells CELL ...] [--json FILE]
 
 Every shape of docs/benchmarks.md: the kernel that the library chooses is compared with float64 (the device tests'
 judge), then timed; so are the peers, in the same process:
@@ -10,8 +10,8 @@ judge), then timed; so are the peers, in the same process:
 * FlashRNN 1.0.8, where it is installed and builds;
 * ONNX Runtime's own LSTM and GRU on its CUDA execution provider, where onnxruntime-gpu is installed.
 
-"with GEMM" adds the input projection of an input as wide as the hidden state, by torch, to our launch. Medians of single
-launches between CUDA events. A ratio below 1 is a loss and is printed as one.
+"with GEMM" adds the input projection of an input as wide as the hidden state, by torch, to our launch. Medians of
+single launches between CUDA events. A ratio below 1 is a loss and is marked with "!".
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
 
-import torch  # noqa: E402
-
 import configs  # noqa: E402
 import peers  # noqa: E402
-from flashrnn_deploy.op import RNNSpec  # noqa: E402
+import torch  # noqa: E402
 from judge import Case, judge, references, tensors  # noqa: E402
 from library import ALTERNATING, Library, build  # noqa: E402
+
+from flashrnn_deploy.op import RNNSpec  # noqa: E402
 
 STEPS = 1024
 SHAPES = (
@@ -121,7 +121,10 @@ def main() -> int:
     path = options.build / "libflashrnn_cuda_driver.so"
     lib = Library(path if path.is_file() else build(options.build, configs.ROWS), configs.ROWS)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {peers.versions()}; us per step, T = {STEPS}")
-    print("  cell      dtype    shape   B   N          mode  error     ours  w. GEMM  " + "  ".join(f"{n:>15}" for n in peers.NAMES))
+    print(
+        "  cell      dtype    shape   B   N          mode  error     ours  w. GEMM  "
+        + "  ".join(f"{n:>15}" for n in peers.NAMES)
+    )
     lines = []
     for spec, B in cases(lib):
         if options.cells and spec.cell not in options.cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,9 @@ Timer = Callable[..., float]
 
 
 def versions() -> str:
-    found = [f"cuDNN {torch.backends.cudnn.version()}"]
-    for module in ("onnxruntime", "flashrnn"):
-        if importlib.util.find_spec(module):
-            found.append(f"{module} {getattr(__import__(module), '__version__', '?')}")
-    return ", ".join(found)
+    installed = [name for name in ("onnxruntime", "flashrnn") if importlib.util.find_spec(name)]
+    rest = [f"{name} {getattr(importlib.import_module(name), '__version__', '?')}" for name in installed]
+    return ", ".join([f"cuDNN {torch.backends.cudnn.version()}", *rest])
 
 
 def measure(spec: RNNSpec, B: int, T: int, timer: Timer) -> dict[str, float | None]:
@@ -60,7 +59,9 @@ def flashrnn(spec: RNNSpec, B: int, T: int, timer: Timer) -> float | None:
         with torch.inference_mode():
             return timer(lambda: op(wx, r, b, function=spec.cell, backend="cuda_fused", dtype="bfloat16"), 5)
     except Exception as error:
-        print(f"  FlashRNN on {spec.cell} {spec.num_heads}x{spec.head_dim} B{B}: {type(error).__name__}: {str(error)[:150]}")
+        print(
+            f"  FlashRNN, {spec.cell} {spec.num_heads}x{spec.head_dim} B{B}: {type(error).__name__}: {str(error)[:150]}"
+        )
         return None
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flashrnn_deploy.op import RNNSpec
 from judge import LENGTHS, MAX_WX_BYTES, STATES, Case
+
+from flashrnn_deploy.op import RNNSpec
 
 AXES: dict[str, tuple[Any, ...]] = {
     "cell": ("lstm", "gru", "elman", "slstm"),

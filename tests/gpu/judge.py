@@ -27,7 +27,11 @@ class Case:
 
     def __str__(self) -> str:
         s = self.spec
-        extra = f"clip {s.clip:g} " * bool(s.clip) + "relu " * s.relu + f"floor {s.normalizer_floor:g} " * (s.cell == "slstm")
+        extra = (
+            f"clip {s.clip:g} " * bool(s.clip)
+            + "relu " * s.relu
+            + f"floor {s.normalizer_floor:g} " * (s.cell == "slstm")
+        )
         return (
             f"{s.cell} {s.dtype} {s.num_heads}x{s.head_dim} B{self.B} T{self.T} N{s.num_directions} "
             f"reverse {s.reverse} layout {s.layout} lengths {self.lengths} states {self.states} {extra}"
@@ -83,7 +87,9 @@ def references(case: Case, given: dict[str, torch.Tensor]) -> tuple[list[torch.T
     return list(exact), list(own)
 
 
-def judge(case: Case, exact: list[torch.Tensor], own: list[torch.Tensor], y: torch.Tensor, final: torch.Tensor) -> Verdict:
+def judge(
+    case: Case, exact: list[torch.Tensor], own: list[torch.Tensor], y: torch.Tensor, final: torch.Tensor
+) -> Verdict:
     """compare.py's policy, for y and for each state apart."""
 
     def share(ours: torch.Tensor, judge: torch.Tensor, own: torch.Tensor) -> float:

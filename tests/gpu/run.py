@@ -18,11 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import torch  # noqa: E402
-
 import cases  # noqa: E402
 import configs  # noqa: E402
 import stress  # noqa: E402
+import torch  # noqa: E402
 from judge import judge, references, tensors  # noqa: E402
 from library import ALTERNATING, Library, build  # noqa: E402
 
@@ -78,7 +77,16 @@ def sanitize(folder: Path, log: Log) -> None:
         log("compute-sanitizer is not on the path", False)
         return
     for name in TOOLS:
-        command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small", "--build", str(folder)]
+        command = [
+            tool,
+            f"--tool={name}",
+            "--error-exitcode=9",
+            sys.executable,
+            __file__,
+            "small",
+            "--build",
+            str(folder),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)

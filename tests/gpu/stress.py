@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
-from flashrnn_deploy.op import RNNSpec
 from judge import Case, judge, references, tensors
 from library import ALTERNATING, Library, poisoned
+
+from flashrnn_deploy.op import RNNSpec
 
 Report = Callable[[str, bool], None]
 
@@ -32,7 +32,16 @@ def samples(lib: Library) -> Iterator[tuple[int, Case]]:
     for index, row in enumerate(lib.rows):
         D, cell = row["padded_head_dim"], row["cell"]
         clip, floor = (0.8 if row["clips"] else 0.0), float(cell == "slstm")
-        yield index, Case(RNNSpec(cell, 2, D - index % 2, 2, row["dtype"], clip=clip, normalizer_floor=floor), 64, 9, "ragged", seed=index)
+        yield (
+            index,
+            Case(
+                RNNSpec(cell, 2, D - index % 2, 2, row["dtype"], clip=clip, normalizer_floor=floor),
+                64,
+                9,
+                "ragged",
+                seed=index,
+            ),
+        )
     yield ALTERNATING, Case(RNNSpec("gru", 2, 37, 2, "float32"), 16, 9, "ragged")
 
 
@@ -176,12 +185,15 @@ def refusals(lib: Library, report: Report) -> None:
     """Rows that do not serve a call and missing workspaces are refused; the device goes on working."""
     case = Case(RNNSpec("lstm", 1, 1000, 1, "bfloat16"), 4, 2)
     call = lib.call(case.spec, tensors(case))
-    refused = 0
-    for row in range(len(lib.rows)):
+
+    def refuses(row: int) -> bool:
         try:
             lib.launch(call, row)
         except RuntimeError:
-            refused += 1
+            return True
+        return False
+
+    refused = sum(refuses(row) for row in range(len(lib.rows)))
     report(f"rows of another head_dim are refused ({refused} of {len(lib.rows)})", refused == len(lib.rows))
     began = time.perf_counter()
     lib.launch(call)

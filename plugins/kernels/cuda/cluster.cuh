@@ -226,10 +226,10 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
   const std::uint32_t from = ptx::opaque(base + S::kHidden + hidden_offset<C>(lane));
   ptx::cluster_barrier();  // barriers are armed before any block sends; also a barrier of the block
 
+  float own[C::kOwned][C::kTiles][4] = {};
   const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
     std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
     ring.take(words);
-    float own[C::kOwned][C::kTiles][4];
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) owned.start(own[i], words[i], i);
     if (s > 0) {  // h(0) is there
@@ -237,7 +237,7 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
       if (arms) ptx::expect_bytes(barriers + 8 * buffer, kStepBytes);
     }
     Hidden<C> h;
-    load_hidden<C>(h, from + buffer * C::kHiddenBytes, lane);
+    load_hidden<C>(h, from + buffer * C::kHiddenBytes);
     if constexpr (C::kKWarps == 1) {
       multiply<C>(own, weights, h);
     } else {

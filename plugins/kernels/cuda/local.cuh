@@ -58,7 +58,7 @@ struct Pieces<0, C> {
   int rows, elements;
 
   __device__ __forceinline__ Pieces(const Tensors& t, const char* first, int num_rows)
-      : from(first), row_bytes(2 * t.wx_row), rows(min(num_rows, C::kRows)), elements(t.D * C::kGates) {}
+      : from(first), row_bytes(2 * t.wx_row), rows(num_rows), elements(t.D * C::kGates) {}
   __device__ __forceinline__ void copy(std::uint32_t stage, bool wanted, std::int64_t stride) {
     for (int row = 0; wanted && row < rows; ++row) {
       const std::uint16_t* const source = reinterpret_cast<const std::uint16_t*>(from + row * row_bytes);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void feed(const Tensors& t, const Place& place, std::
   const char* const first = static_cast<const char*>(t.wx) +
                             2 * ((backward ? t.T - 1 : 0) * t.wx_step + place.first_row * t.wx_row +
                                  static_cast<std::int64_t>(place.part) * t.D * C::kGates);
-  Pieces<kGrain, C> pieces(t, first, t.B - place.first_row);
+  Pieces<kGrain, C> pieces(t, first, min(C::kRows, t.B - place.first_row));
   std::uint32_t stage = ring;
   const auto copy = [&](bool wanted) {
     pieces.copy(stage, wanted, stride);
@@ -132,37 +132,21 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
     }
     stage = stage + S::kStageBytes == shared + S::kBytes ? shared + S::kRing : stage + S::kStageBytes;
   };
-  // The sums of a step begin while the special functions of the step before keep the lane waiting.
-  Sums<C> next;
-  float next_apart[C::kOwned][C::kUnitsPerLane][C::kColumns];
-  const auto begin_next = [&] {
-#pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) {
-      owned.start(next[i], words[i], i);
-      owned.keep_apart(next_apart[i], words[i], i);
-    }
-  };
   __syncthreads();
   load_wx();
-  begin_next();
+  Sums<C> sums = {};
 
   const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
     Hidden<C> h;
-    load_hidden<C>(h, from + buffer * C::kHiddenBytes, lane);
-    Sums<C> sums;
+    load_hidden<C>(h, from + buffer * C::kHiddenBytes);
     float apart[C::kOwned][C::kUnitsPerLane][C::kColumns];
 #pragma unroll
     for (int i = 0; i < C::kGroups; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4 * C::kTiles; ++j) sums[i][j / 4][j % 4] = next[i][j / 4][j % 4];
-#pragma unroll
-      for (int j = 0; j < C::kUnitsPerLane * C::kColumns; ++j) {
-        apart[i][j / C::kColumns][j % C::kColumns] = next_apart[i][j / C::kColumns][j % C::kColumns];
-      }
+      owned.start(sums[i], words[i], i);
+      owned.keep_apart(apart[i], words[i], i);
     }
     load_wx();
     multiply<C>(sums, weights, h);
-    begin_next();
     std::uint32_t rounded[C::kGroups][C::kColumns];
 #pragma unroll
     for (int i = 0; i < C::kGroups; ++i) {

@@ -20,9 +20,11 @@ struct Lane {
   // Batch row, inside the tile, of accumulator column e.
   __device__ __forceinline__ int row(int e) const { return C::kColumns == 1 ? q : 2 * q + e; }
   __device__ __forceinline__ bool has_row() const { return C::kColumns == 2 || q < C::kRows; }
-  // Batch row whose h this lane feeds to the product.
-  __device__ __forceinline__ int source_row() const { return C::kColumns == 2 ? g : g / 2; }
-  __device__ __forceinline__ bool is_source() const { return C::kColumns == 2 || (g % 2 == 0 && g / 2 < C::kRows); }
+  // Batch row whose h this lane feeds to the product. Columns without a row repeat one: nobody reads their sums, and
+  // zeros would cost a predicate and two registers to clear for every load.
+  __device__ __forceinline__ int source_row() const {
+    return C::kColumns == 2 ? g : (g / 2 < C::kRows ? g / 2 : C::kRows - 1);
+  }
   // First unit, inside the block, of group p of this warp, and of this lane in the group.
   __device__ __forceinline__ int group_unit(int p) const { return (row_warp * C::kGroups + p) * C::Tile::kUnits; }
   __device__ __forceinline__ int unit(int p) const { return group_unit(p) + g * C::kUnitsPerLane; }
@@ -111,18 +113,13 @@ using Hidden = uint4[C::kKSteps / 2];
 // Where the lane's part of h starts in a buffer.
 template <class C>
 __device__ __forceinline__ std::uint32_t hidden_offset(const Lane<C>& lane) {
-  const int row = lane.is_source() ? lane.source_row() : 0;
-  return static_cast<std::uint32_t>(row * C::kPitch + lane.k_warp * (C::kKSteps / 2) * 64 + lane.q * 16);
+  return static_cast<std::uint32_t>(lane.source_row() * C::kPitch + lane.k_warp * (C::kKSteps / 2) * 64 + lane.q * 16);
 }
 
-// The lane's part of h from shared memory.
 template <class C>
-__device__ __forceinline__ void load_hidden(Hidden<C>& h, std::uint32_t at, const Lane<C>& lane) {
+__device__ __forceinline__ void load_hidden(Hidden<C>& h, std::uint32_t at) {
 #pragma unroll
-  for (int s = 0; s < C::kKSteps / 2; ++s) {
-    h[s] = uint4{};
-    if (lane.is_source()) h[s] = ptx::load_shared_16(at + s * 64);
-  }
+  for (int s = 0; s < C::kKSteps / 2; ++s) h[s] = ptx::load_shared_16(at + s * 64);
 }
 
 template <class C>
@@ -229,11 +226,9 @@ struct Owned {
   }
 
   // What the sums of group i start from: wx and bias. The recurrent part of the GRU's n stands apart from wx, since r
-  // multiplies it.
+  // multiplies it. Columns without a row go on from what they hold.
   __device__ __forceinline__ void start(float (&sums)[C::kTiles][4],
                                         const std::uint32_t (&words)[C::kColumns][C::kWords], int i) const {
-#pragma unroll
-    for (int j = 0; j < 4 * C::kTiles; ++j) sums[j / 4][j % 4] = 0.0f;
 #pragma unroll
     for (int v = 0; v < C::kUnitsPerLane; ++v) {
 #pragma unroll
