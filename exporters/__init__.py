@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["convert_file", "export", "export_file", "load_factory", "run_factory"]
+__all__ = ["convert_file", "export", "export_file", "factory_judge", "load_factory"]
 
 _HOME = {
     "convert_file": "convert",
     "export": "torch_export",
     "export_file": "torch_export",
+    "factory_judge": "validate",
     "load_factory": "factory",
-    "run_factory": "validate",
 }
 
 

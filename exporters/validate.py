@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from flashrnn_deploy.graph import free_inputs, shape_of
 from flashrnn_deploy.nn import MultiHeadRNN
 from flashrnn_deploy.shapes import dtype_name, numpy_dtype
 
+Judge = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Feeds by input name -> arrays by output name."""
+
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """A NumPy copy; bfloat16 becomes ml_dtypes.bfloat16."""
@@ -40,49 +44,64 @@ def to_torch(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def run_factory(source: str, model: onnx.ModelProto, feeds: Mapping[str, Array], dtype: str) -> dict[str, Array]:
-    """What the module of ``FILE.py:FACTORY`` returns for the inputs of the file that was exported from it.
+def factory_judge(source: str, model: onnx.ModelProto, dtype: str, weights: Path | None = None) -> tuple[Judge, Judge]:
+    """The module of ``FILE.py:FACTORY`` as a judge of the file that was exported from it.
+
+    The factory is called once: one that makes random weights gives the same module to both results.
 
     Args:
         source: "FILE.py:FACTORY".
         model: the exported file: it gives the names and order of inputs and outputs.
-        feeds: one array per input of ``model``.
-        dtype: "float64" casts the module and every float input up, to judge with; otherwise the dtype of the file, to
-            which the module is cast while inputs keep theirs.
+        dtype: the float dtype of the file.
+        weights: as for ``load_factory``.
 
     Returns:
-        arrays by the output names of ``model``.
+        two functions from feeds (one array per input of ``model``) to arrays by the output names of ``model``: the
+        module in float64 with its weights rounded to ``dtype``, and the module in ``dtype``.
 
     Raises:
         FlashRNNError: as ``load_factory``, or the module does not take these inputs.
     """
-    example = load_factory(source)
+    example = load_factory(source, weights)
     inputs = [value.name for value in free_inputs(model.graph)]
-    own = len(tensors_of(example.args))
-    module, args, _ = example.module, example.args, None
-    if len(inputs) > own:  # states kept in attributes come after the arguments, default states last
-        module, args, _ = with_hidden_states(example.module, example.args, expose=True)
-    own = len(tensors_of(args))
-    if len(inputs) < own:
-        raise FlashRNNError(
-            f"{source} takes {own} tensors, the model has only {len(inputs)} inputs: {', '.join(inputs)}"
-        )
-    module = copy.deepcopy(module).to(getattr(torch, dtype))
-    tensors = {name: to_torch(feeds[name]) for name in inputs}
-    if dtype == "float64":
-        tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    module, args = example.module, example.args
+    if len(inputs) > len(tensors_of(args)):  # states kept in attributes come after the arguments, default states last
+        module, args, _ = with_hidden_states(module, args, expose=True)
+    count = len(tensors_of(args))
+    if len(inputs) < count:
+        raise FlashRNNError(f"{source} takes {count} tensors, the model has {len(inputs)} inputs: {', '.join(inputs)}")
+    own = copy.deepcopy(module).to(getattr(torch, dtype))
+    exact = copy.deepcopy(own).double()
+
+    def judge(module: nn.Module, upcast: bool) -> Judge:
+        def evaluate(feeds: Mapping[str, Array]) -> dict[str, Array]:
+            tensors = {name: to_torch(feeds[name]) for name in inputs}
+            if upcast:
+                tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+            return _call_by_name(module, args, tensors, model)
+
+        return evaluate
+
+    return judge(exact, True), judge(own, False)
+
+
+def _call_by_name(
+    module: nn.Module, args: tuple[Any, ...], tensors: dict[str, torch.Tensor], model: onnx.ModelProto
+) -> dict[str, Array]:
+    """Call ``module`` with ``tensors`` in place of those in ``args``, further ones as default states of its layers."""
     leaves, spec = pytree.tree_flatten(args)
-    fed = iter(inputs[:own])
-    leaves = [tensors[next(fed)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    names = iter(tensors)
+    leaves = [tensors[next(names)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     final: dict[str, torch.Tensor] = {}
-    handles = [h for name in inputs[own:] for h in _feed_default_state(module, name, tensors[name], final)]
-    results = flat_call(module, pytree.tree_unflatten(leaves, spec))
-    for handle in handles:
-        handle.remove()
-    results += list(final.values())
+    handles = [h for name in names for h in _feed_default_state(module, name, tensors[name], final)]
+    try:
+        results = flat_call(module, pytree.tree_unflatten(leaves, spec)) + list(final.values())
+    finally:
+        for handle in handles:
+            handle.remove()
     outputs = [value.name for value in model.graph.output]
     if len(results) != len(outputs):
-        raise FlashRNNError(f"{source} gives {len(results)} tensors, the model {len(outputs)}: {', '.join(outputs)}")
+        raise FlashRNNError(f"the module gives {len(results)} tensors, the model {len(outputs)}: {', '.join(outputs)}")
     return {name: to_numpy(tensor) for name, tensor in zip(outputs, results, strict=True)}
 
 

@@ -121,13 +121,14 @@ def run(model: Path, inputs: tuple[str, ...], output: Path, as_json: bool, **opt
     metavar="reference|OTHER.onnx|FILE.py:FACTORY",
     help="The judge: onnx.reference in float64, another file, or the PyTorch module in float64.",
 )
+@click.option("--weights", type=_PATH, help="State dict to load into the module of FILE.py:FACTORY.")
 @click.option("--plugins", multiple=True, type=_PATH, metavar="LIB", help="FlashRNN plugin library to load.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report alone on stdout, as JSON.")
-def verify(model: Path, against: str, plugins: tuple[Path, ...], as_json: bool) -> None:
+def verify(model: Path, against: str, weights: Path | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """Check a model's structure, and its results in ONNX Runtime on random inputs of several sizes."""
     from flashrnn_deploy.verify import verify as verify_model
 
-    report = verify_model(model, against, plugins)
+    report = verify_model(model, against, plugins, weights=weights)
     if as_json:
         _print_json(report.to_json())
     else:

@@ -97,7 +97,13 @@ def model_dtype(model: onnx.ModelProto, tensors: Tensors) -> str:
     return compare.coarsest(*names)
 
 
-def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (), seed: int = 0) -> Report:
+def verify(
+    path: Path,
+    against: str = "reference",
+    plugins: Sequence[Path] = (),
+    seed: int = 0,
+    weights: Path | None = None,
+) -> Report:
     """Run a model in ONNX Runtime on random inputs and compare each output with a judge.
 
     Args:
@@ -106,6 +112,7 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
             ``FILE.py:FACTORY`` (the PyTorch module in float64).
         plugins: FlashRNN plugin libraries; without one the function body runs.
         seed: of the random inputs.
+        weights: a state dict to load into the module of ``FILE.py:FACTORY``.
 
     Raises:
         FlashRNNError: the model is malformed, an engine refuses it, or the judge cannot do a node, which is named.
@@ -115,7 +122,7 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
     tensors = tensors_of(model)
     axes, dtype = axes_of(model, tensors), model_dtype(model, tensors)
     runner = make_runner("onnxruntime", model, plugins, path=path)
-    judge = _judge(against, model, dtype, plugins)
+    judge = _judge(against, model, dtype, plugins, weights)
     drawn = samples(model, tensors, axes, seed)
     cases = [case for case, _ in drawn]
     runs: list[Run] = [(feeds, runner.infer(feeds)) for _, feeds in drawn]
@@ -134,12 +141,14 @@ def verify(path: Path, against: str = "reference", plugins: Sequence[Path] = (),
     return Report(str(path), against, cases, worst, skipped, runner.notes)
 
 
-def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path]) -> Judge:
+def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path], weights: Path | None) -> Judge:
+    if weights is not None and ".py:" not in against:
+        raise FlashRNNError("--weights belongs to --against FILE.py:FACTORY")
     if against == "reference":
         exact, own = _numpy(model)
         return lambda runs: _against_float64(runs, exact, [(exact, own)], dtype, "onnx.reference in float64")
     if ".py:" in against:
-        return _factory_judge(against, model, dtype)
+        return _factory_judge(against, model, dtype, weights)
     return _peer_judge(Path(against), model, dtype, plugins)
 
 
@@ -149,14 +158,11 @@ def _numpy(model: onnx.ModelProto) -> tuple[Evaluate, list[Evaluate]]:
     return ReferenceRunner(model, declared_dtypes=False).infer, [runner.infer for runner in own]
 
 
-def _factory_judge(source: str, model: onnx.ModelProto, dtype: str) -> Judge:
-    from flashrnn_deploy.exporters import run_factory
+def _factory_judge(source: str, model: onnx.ModelProto, dtype: str, weights: Path | None) -> Judge:
+    from flashrnn_deploy.exporters import factory_judge
 
-    def torch(precision: str) -> Evaluate:
-        return lambda feeds: run_factory(source, model, dict(feeds), precision)
-
-    exact = torch("float64")
-    measured: list[tuple[Evaluate, list[Evaluate]]] = [(exact, [torch(dtype)])]
+    exact, own = factory_judge(source, model, dtype, weights)
+    measured: list[tuple[Evaluate, list[Evaluate]]] = [(exact, [own])]
     with contextlib.suppress(FlashRNNError):  # one more measure of rounding, where onnx.reference knows every node
         measured.append(_numpy(model))
     return lambda runs: _against_float64(runs, exact, measured, dtype, "PyTorch in float64")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +174,18 @@ def test_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: floa
     exporters = pytest.importorskip("flashrnn_deploy.exporters")
     asked = []
 
-    def run_factory(source: str, model: onnx.ModelProto, feeds: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-        asked.append((source, dtype))
-        runner = ReferenceRunner(model, np.float64 if dtype == "float64" else np.float32, declared_dtypes=False)
-        return {n: a + np.asarray(offset, a.dtype) for n, a in runner.infer(feeds).items()}
+    def factory_judge(source: str, model: onnx.ModelProto, dtype: str, weights: Path | None) -> Any:
+        asked.append((source, dtype, weights))
 
-    monkeypatch.setattr(exporters, "run_factory", run_factory, raising=False)
-    report = verify(models.save(network(GRU), tmp_path / "m.onnx"), "model.py:build")
-    assert set(asked) == {("model.py:build", "float64"), ("model.py:build", "float32")}
+        def judge(precision: type) -> Any:
+            runner = ReferenceRunner(model, precision, declared_dtypes=False)
+            return lambda feeds: {n: a + np.asarray(offset, a.dtype) for n, a in runner.infer(feeds).items()}
+
+        return judge(np.float64), judge(np.float32)
+
+    monkeypatch.setattr(exporters, "factory_judge", factory_judge, raising=False)
+    report = verify(models.save(network(GRU), tmp_path / "m.onnx"), "model.py:build", weights=Path("w.pt"))
+    assert asked == [("model.py:build", "float32", Path("w.pt"))]
     assert {c.judge for c, _ in report.outputs} == {"PyTorch in float64"}
     assert [c.passed for c, _ in report.outputs] == [not offset] * 2
 
