@@ -39,7 +39,9 @@ class Case:
 
 
 def tensors(case: Case, device: str = "cuda") -> dict[str, torch.Tensor]:
-    """The five inputs: ``r`` scaled by 1/sqrt(D), biases never zero, a positive sLSTM normalizer."""
+    """The five inputs: ``r`` scaled by 1/sqrt(D), half of that under ReLU, whose states grow without bound otherwise;
+    biases never zero, a positive sLSTM normalizer.
+    """
     spec, T, B = case.spec, case.T, case.B
     generator = torch.Generator(device).manual_seed(case.seed)
     dtype = getattr(torch, spec.dtype)
@@ -58,7 +60,7 @@ def tensors(case: Case, device: str = "cuda") -> dict[str, torch.Tensor]:
         lens[0] = max(T - 1, 0)
     return {
         "wx": normal("wx", 1.0).to(dtype),
-        "r": normal("r", 1 / math.sqrt(spec.head_dim)).to(dtype),
+        "r": normal("r", (0.5 if spec.relu else 1.0) / math.sqrt(spec.head_dim)).to(dtype),
         "b": normal("b", 0.5),
         "sequence_lens": lens.to(device),
         "initial_states": states,
