@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,59 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
     _table("solution", ("", ""), facts.items())
     if explain:
         _table("explain", ("constraint", "candidates removed"), [(r["constraint"], r["removed"]) for r in reasons])
+
+
+@main.command("build-plugins")
+@click.argument("models", nargs=-1, required=True, type=_PATH, metavar="MODEL...")
+@click.option("--gpu", "gpu_names", multiple=True, required=True, metavar="cpu|GPU", help="Repeat it; local: this one.")
+@click.option("-o", "--output", type=_PATH, required=True, help="Directory for libflashrnn.so and the build.")
+@click.option("--batch", "batches", multiple=True, type=int, help="Batch to choose kernels for (1, 4, 16 and 64).")
+@click.option("--nvcc", type=_PATH, help="CUDA compiler, 11.4 or newer; that on PATH by default.")
+@click.option("--toolchain", type=_PATH, help="CMake toolchain file, to build for another host architecture.")
+@click.option("--tensorrt-include", type=_PATH, help="TensorRT headers; not available yet.")
+@click.option("--jobs", type=int, help="Compilers at once; one per processor by default.")
+@click.option("--allow-warnings", is_flag=True, help="Do not stop at a compiler's warnings.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the output of CMake and the compilers.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report alone on stdout, as JSON.")
+def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json: bool, **options: Any) -> None:
+    """Compile libflashrnn.so for the FlashRNN ops of the models.
+
+    --gpu cpu needs g++, CMake and Ninja; a GPU needs nvcc too, but no GPU.
+    """
+    from flashrnn_deploy import build
+
+    with _progress(verbose) as (progress, log):
+        report = build.build_plugins(models, output=output, progress=progress, log=log, **options)
+    if as_json:
+        _print_json(report)
+        return
+    rows = [
+        (k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], "yes" if k["estimate"] else "")
+        for k in report["kernels"]
+    ]
+    if rows:
+        _table("kernels", ("node", "gpu", "batch", "kernel", "predicted us per step", "estimate"), rows)
+    click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
+
+
+@contextlib.contextmanager
+def _progress(verbose: bool) -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], None]]]:
+    """What is told of a build: a bar on a terminal, a line per step in a log, or the programs' own output."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if verbose:
+        yield lambda done, total, what: None, lambda line: click.echo(line, err=True)
+    elif not console.is_terminal:
+        yield lambda done, total, what: click.echo(f"[{done}/{total}] {what}", err=True), lambda line: None
+    else:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("configuring", total=None)
+            yield (
+                lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what),
+                lambda line: None,
+            )
 
 
 def _print_export(output: Path, facts: Mapping[str, Any]) -> None:

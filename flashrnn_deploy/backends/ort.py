@@ -82,16 +82,7 @@ class OrtRunner:
         options = ort.SessionOptions()
         options.log_severity_level = FATAL_ONLY
         for library in self._plugins:
-            if not library.is_file():
-                raise FlashRNNError(
-                    f"there is no plugin library {library}; build it with `flashrnn-deploy build-plugins`"
-                )
-            try:
-                options.register_custom_ops_library(str(library))
-            except Exception as error:
-                raise FlashRNNError(
-                    f"ONNX Runtime {ort.__version__} cannot load the plugin library {library}: {reason(error)}"
-                ) from error
+            register(options, library)
         return options
 
     @staticmethod
@@ -131,6 +122,26 @@ class OrtRunner:
     def close(self) -> None:
         """Free the session."""
         del self._session
+
+
+def register(session_options: Any, library: Path | str) -> None:
+    """Make the FlashRNN ops of a plugin library known to ``onnxruntime.SessionOptions``. Safe to call again.
+
+    Raises:
+        FlashRNNError: there is no such file, ONNX Runtime cannot load it or is too old for it, or the options hold
+            another build of the library already.
+    """
+    import onnxruntime as ort
+
+    path = Path(library).resolve()
+    if not path.is_file():
+        raise FlashRNNError(f"there is no plugin library {path}; build it with `flashrnn-deploy build-plugins`")
+    try:
+        session_options.register_custom_ops_library(str(path))
+    except Exception as error:  # ONNX Runtime's own classes share no base but Exception
+        raise FlashRNNError(
+            f"ONNX Runtime {ort.__version__} cannot load the plugin library {path}: {reason(error)}"
+        ) from error
 
 
 def reason(error: Exception) -> str:

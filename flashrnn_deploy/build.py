@@ -1,0 +1,285 @@
+"""The `build-plugins` command: from models and GPU names to one ``libflashrnn.so``, by CMake and Ninja.
+
+Everything is written into one directory: ``libflashrnn.so``, ``libflashrnn.json`` (what it is for), ``build.log``
+and ``build/`` (CMake's tree, kept so that the next build only compiles what has changed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from flashrnn_deploy import __version__, gpus, kernel_table
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import load_model, new_files
+from flashrnn_deploy.gpus import GPU
+from flashrnn_deploy.graph import walk_nodes
+from flashrnn_deploy.info import node_facts
+from flashrnn_deploy.kernel_table import Choice, Layer
+from flashrnn_deploy.shapes import flashrnn_nodes, is_standard_rnn, node_label, tensors_of
+from flashrnn_deploy.toolchain import Tools, find_tools
+
+LIBRARY = "libflashrnn.so"
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all (0: not known yet) and what was done."""
+
+_STAMP = "flashrnn-build.json"
+_STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
+_TELLING = re.compile(r"error|undefined reference|No space left|cannot find", re.IGNORECASE)
+
+
+def build_plugins(
+    models: Sequence[Path],
+    gpu_names: Sequence[str],
+    output: Path,
+    *,
+    batches: Sequence[int] = (),
+    nvcc: Path | None = None,
+    toolchain: Path | None = None,
+    tensorrt_include: Path | None = None,
+    jobs: int | None = None,
+    allow_warnings: bool = False,
+    progress: Progress = lambda done, total, what: None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Build ``output/libflashrnn.so`` for the FlashRNN ops of ``models``.
+
+    Args:
+        models: ONNX files.
+        gpu_names: "cpu" for no CUDA at all, names of ``gpus.GPUS``, or "local".
+        output: the directory; nothing is written outside of it.
+        batches: batch sizes to choose kernels for; ``kernel_table.BATCHES`` by default.
+        nvcc: the CUDA compiler, that on PATH by default.
+        toolchain: a CMake toolchain file, for another host architecture.
+        tensorrt_include: not available yet, and refused.
+        jobs: compilers to run at once, one per processor by default.
+        allow_warnings: compile with a compiler whose warnings are new.
+        progress: told what is done.
+        log: called with each line of the build's output.
+
+    Returns:
+        What libflashrnn.json says.
+
+    Raises:
+        FlashRNNError: a model, a name or a program is not fit, or the build fails; an older library stays then.
+    """
+    if tensorrt_include is not None:
+        raise FlashRNNError("--tensorrt-include: this version holds no TensorRT plugin yet; leave the option out")
+    if jobs is not None and jobs < 1:
+        raise FlashRNNError(f"--jobs must be at least 1, not {jobs}")
+    layers = read_layers(models)
+    devices = [gpus.get(name) for name in dict.fromkeys(gpu_names) if name != "cpu"]
+    if not gpu_names:
+        raise FlashRNNError(f"name what to build for: --gpu cpu, or --gpu with one of {', '.join(gpus.GPUS)}")
+    choices = kernel_table.plan(layers, devices, batches or kernel_table.BATCHES)
+    tools = find_tools(devices, nvcc, toolchain)
+    jobs = jobs or len(os.sched_getaffinity(0))
+    folder = output.absolute() / "build"
+    with _locked(folder, _identity(tools, toolchain)), (output / "build.log").open("w", encoding="utf-8") as file:
+
+        def call(command: Sequence[str]) -> None:
+            _call(command, folder, output / "build.log", file, progress, log)
+
+        table = kernel_table.data_file(choices)
+        configs = folder / "kernel_configs.inc"
+        if not configs.is_file() or configs.read_text(encoding="utf-8") != table:
+            configs.write_text(table, encoding="utf-8")
+        progress(0, 0, "configuring")
+        call([tools.cmake, *_options(tools, toolchain, folder, devices, table.count("KERNEL("), jobs, allow_warnings)])
+        call([tools.ninja, "-C", str(folder), "-j", str(jobs)])
+        report = _report(layers, devices, choices, tools, folder)
+        _publish(folder / LIBRARY, output, report)
+    return report
+
+
+def read_layers(models: Sequence[Path]) -> list[Layer]:
+    """The FlashRNN nodes of the models.
+
+    Raises:
+        FlashRNNError: a file is no model, holds no FlashRNN node, or no model is given.
+    """
+    if not models:
+        raise FlashRNNError("build-plugins needs at least one model")
+    layers = []
+    for path in dict.fromkeys(models):
+        model = load_model(path)
+        nodes = flashrnn_nodes(model, tensors_of(model))
+        if not nodes:
+            cure = f"convert it first: flashrnn-deploy convert {path} -o converted.onnx"
+            standard = any(is_standard_rnn(node) for node in walk_nodes(model))
+            raise FlashRNNError(f"{path} holds no FlashRNN op; {cure if standard else 'there is nothing to build for'}")
+        layers += [Layer(str(path), node.name or node_label(node), spec) for node, spec in nodes]
+    return layers
+
+
+def plugin_sources() -> Path:
+    """The folder of the C++ and CUDA sources, as it is installed."""
+    return Path(str(resources.files("flashrnn_deploy") / "plugins"))
+
+
+def _identity(tools: Tools, toolchain: Path | None) -> dict[str, str | None]:
+    """What a CMake tree cannot change: where it differs, the tree is made anew."""
+    return {
+        "version": __version__,
+        "sources": str(plugin_sources()),
+        "toolchain": str(toolchain.absolute()) if toolchain else None,
+        **asdict(tools),
+    }
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, identity: dict[str, str | None]) -> Iterator[None]:
+    """``folder`` made, emptied where it is of another build, and this process alone in it."""
+    import fcntl
+
+    stamp, text = folder / _STAMP, json.dumps(identity, indent=2) + "\n"
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not stamp.is_file():
+            raise FlashRNNError(f"{folder} exists and is not of build-plugins: choose another -o DIR")
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = stamp.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise FlashRNNError(f"cannot write into {folder}: {error.strerror}; choose another -o DIR") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FlashRNNError(f"another build-plugins is running in {folder.parent}: wait for it") from error
+        handle.seek(0)
+        if handle.read() != text:
+            for entry in folder.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry != stamp:
+                    entry.unlink()
+            handle.truncate(0)
+            handle.write(text)
+            handle.flush()
+        (folder / "tmp").mkdir(exist_ok=True)
+        yield
+
+
+def _options(
+    tools: Tools,
+    toolchain: Path | None,
+    folder: Path,
+    devices: Sequence[GPU],
+    num_kernels: int,
+    jobs: int,
+    allow_warnings: bool,
+) -> list[str]:
+    """Arguments of CMake. Kernels are dealt to so many files that every job has work, four in a file at most."""
+    values = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": tools.ninja,
+        "FLASHRNN_WERROR": "OFF" if allow_warnings else "ON",
+        "FLASHRNN_CUDA_ARCHITECTURES": ";".join(str(c) for c in sorted({g.compute_capability for g in devices})),
+        "FLASHRNN_GPUS": ";".join(gpu.name for gpu in devices),
+    }
+    if toolchain:
+        values["CMAKE_TOOLCHAIN_FILE"] = str(toolchain.absolute())
+    if tools.cxx:
+        values["CMAKE_CXX_COMPILER"] = tools.cxx
+    if tools.nvcc:
+        values["CMAKE_CUDA_COMPILER"] = tools.nvcc
+        values["FLASHRNN_KERNEL_CONFIGS"] = str(folder / "kernel_configs.inc")
+        values["FLASHRNN_KERNELS_PER_FILE"] = str(min(4, max(1, -(-num_kernels // jobs))))
+    return ["-S", str(plugin_sources()), "-B", str(folder), "-G", "Ninja", *(f"-D{k}={v}" for k, v in values.items())]
+
+
+def _call(
+    command: Sequence[str], folder: Path, log_path: Path, file: Any, progress: Progress, log: Callable[[str], None]
+) -> None:
+    """Run one program, its output into the log; temporary files stay inside the build folder."""
+    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "NINJA_STATUS": "[%f/%t] "}
+    lines: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            lines.append(line.rstrip())
+            log(lines[-1])
+            if step := _STEP.match(line):
+                what = step[3].split("/")[-1].removesuffix(".o").strip()
+                progress(int(step[1]), int(step[2]), what)
+    file.flush()
+    if process.returncode:
+        raise FlashRNNError(_failure(lines, log_path))
+
+
+def _failure(lines: Sequence[str], log_path: Path) -> str:
+    """The first lines that tell of an error, else the last ones."""
+    telling = [n for n, line in enumerate(lines) if _TELLING.search(line) and "FAILED" not in line and len(line) < 400]
+    start = telling[0] if telling else max(0, len(lines) - 4)
+    said = " | ".join(line.strip() for line in lines[start : start + 4] if line.strip())[:600]
+    cure = " (--allow-warnings goes on where a newer compiler warns)" if "Werror" in "".join(lines[-200:]) else ""
+    return f"the build fails: {said}{cure}; the whole log is in {log_path}"
+
+
+def _report(
+    layers: Sequence[Layer], devices: Sequence[GPU], choices: Sequence[Choice], tools: Tools, folder: Path
+) -> dict[str, Any]:
+    facts = (folder / "build_info.h").read_text(encoding="utf-8")
+
+    def fact(name: str) -> str:
+        return match[1] if (match := re.search(rf'\\"{name}\\": \\"(.*?)\\"', facts)) else ""
+
+    models: dict[str, list[dict[str, Any]]] = {}
+    for layer in layers:
+        models.setdefault(layer.model, []).append({"name": layer.node, **node_facts(layer.spec)})
+    return {
+        "library": LIBRARY,
+        "version": fact("version"),
+        "source_hash": fact("source_hash"),
+        "architecture": fact("architecture"),
+        "compiler": fact("compiler"),
+        "cuda_version": fact("cuda_version") or None,
+        "least_driver": fact("least_driver") or None,
+        "gpus": [{"name": g.name, "product": g.product, "compute_capability": g.compute_capability} for g in devices],
+        "programs": asdict(tools),
+        "models": [{"file": file, "flashrnn": nodes} for file, nodes in models.items()],
+        "kernels": [
+            {
+                "model": c.layer.model,
+                "node": c.layer.node,
+                "gpu": c.gpu.name,
+                "min_batch": c.min_batch,
+                "max_batch": c.max_batch,
+                "predicted_for_batch": c.batch,
+                "predicted_step_us": c.solution.predicted_step_us,
+                "estimate": c.solution.estimate,
+                **asdict(c.solution.config),
+            }
+            for c in choices
+        ],
+    }
+
+
+def _publish(library: Path, output: Path, report: dict[str, Any]) -> None:
+    """Library and report into ``output``, by renaming; what is the same already keeps its time."""
+    with new_files(output) as scratch:
+        (scratch / "libflashrnn.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(library, scratch / LIBRARY)
+        (scratch / LIBRARY).chmod(0o755)
+        for file in list(scratch.iterdir()):
+            there = output / file.name
+            if there.is_file() and filecmp.cmp(file, there, shallow=False):
+                file.unlink()
