@@ -117,8 +117,9 @@ def check_chunkable(
                 f"--chunk: the input '{printable(value.name)}' has a fixed length of {shape[axis]} steps; export the "
                 f"model with a dynamic time axis (--dynamic {printable(value.name)}:{axis}=time)"
             )
+    settled = _from_final_states(model, pairs)
     for value in model.graph.output:
-        if axes[value.name].time is None and value.name not in pairs.values():
+        if axes[value.name].time is None and value.name not in settled:
             raise FlashRNNError(
                 f"--chunk: the output '{printable(value.name)}' has no time axis, so that its value would be the last "
                 "chunk's; run without --chunk, or, if it continues a state input, say so with --state IN=OUT"
@@ -132,6 +133,17 @@ def check_chunkable(
         if _is_recurrent(node):
             raise FlashRNNError(f"--chunk: the {node_label(node)} is inside the branch of another node")
     _check_states(model, tensors, pairs)
+
+
+def _from_final_states(model: onnx.ModelProto, pairs: Mapping[str, str]) -> set[str]:
+    """Tensors that depend on the sequence through final states alone: the last chunk's value is the whole's."""
+    settled = {"", *pairs.values(), *(tensor.name for tensor in model.graph.initializer)}
+    for node in model.graph.node:
+        if is_flashrnn(node) or is_standard_rnn(node):
+            settled.update(node.output[1:])
+        elif not any(True for _ in subgraphs(node)) and all(name in settled for name in node.input):
+            settled.update(node.output)
+    return settled
 
 
 def _check_states(model: onnx.ModelProto, tensors: Tensors, pairs: Mapping[str, str]) -> None:
