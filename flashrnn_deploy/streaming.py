@@ -291,10 +291,11 @@ def _joined(
                     f"{stop - start}; run it whole"
                 )
             parts.setdefault(name, []).append(array)
-    return {
-        name: arrays[-1] if name in pairs.values() else np.concatenate(arrays, axis=axes[name].time or 0)
-        for name, arrays in parts.items()
-    }
+    joined = {}
+    for name, arrays in parts.items():
+        axis = None if name in pairs.values() else axes[name].time
+        joined[name] = arrays[-1] if axis is None else np.concatenate(arrays, axis=axis)
+    return joined
 
 
 def _spans(T: int, chunk: int) -> Iterator[tuple[int, int]]:

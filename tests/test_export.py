@@ -93,6 +93,7 @@ def check_export(
     states: bool = True,
     lens: bool = False,
     sizes: tuple[tuple[int, int], ...] = SIZES,
+    engine: float = 0.0,
     **options: Any,
 ) -> onnx.ModelProto:
     net = make(cell, **options)
@@ -102,7 +103,7 @@ def check_export(
     runner.inputs = [v.name for v in model.graph.input]  # type: ignore[attr-defined]
     results = {size: run_both(net, runner, dtype, *size, states, lens) for size in sizes}
     for k, value in enumerate(model.graph.output):
-        own = max(compare.own_error(rows[k][1], rows[k][2]) for rows in results.values())
+        own = max(engine, *(compare.own_error(rows[k][1], rows[k][2]) for rows in results.values()))
         for size, rows in results.items():
             check = compare.against_float64(value.name, rows[k][0], rows[k][2], own, dtype, "torch")
             assert check.passed, f"(T, B) = {size}: {check}"
@@ -150,6 +151,10 @@ def test_long_and_short_sequences(cell: str) -> None:
     check_export(cell, **BASE, sizes=((1, 3), (3, 1), (257, 3)))
 
 
+ENGINE_OWN_ERROR = 6.6e-7
+"""What the two activations that an LSTM step passes cost in ONNX Runtime, whose float32 Tanh is within 3.3e-7 of the
+truth (PyTorch's within 3.2e-8; docs/numerics.md). Over 257 steps of a cell that hardly forgets it adds up."""
+
 GRID = {
     "num_layers": (1, 3),
     "bidirectional": (False, True),
@@ -165,7 +170,7 @@ GRID = {
 @pytest.mark.parametrize("row", list(itertools.product(*GRID.values())), ids=str)
 def test_full_grid(cell: str, row: tuple[Any, ...]) -> None:
     options = dict(zip(GRID, row, strict=True))
-    check_export(cell, sizes=tuple(itertools.product((1, 3, 257), (1, 3))), **options)
+    check_export(cell, sizes=tuple(itertools.product((1, 3, 257), (1, 3))), engine=ENGINE_OWN_ERROR, **options)
 
 
 def test_file_says_what_it_is() -> None:
