@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,9 @@ def refuses(library: Path) -> bool:
 
 def command(case: Case, library: Path) -> bool:
     """`flashrnn-deploy run --device cuda` on files."""
+    case = replace(case, lengths="ragged" if case.lengths == "ragged" else "per row")  # files hold real lengths
     given = tensors(case)
+    given["sequence_lens"].clamp_(0, case.T)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         onnx.save(model(case.spec), folder / "model.onnx")

@@ -213,6 +213,9 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
   if (lane.thread == 0) {
     for (int i = 0; i < 2; ++i) ptx::init_barrier(barriers + 8 * i);
     ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  if (lane.thread == 0) {
     for (int i = 0; i < 2; ++i) ptx::expect_bytes(barriers + 8 * i, kStepBytes);
   }
   Weights<C> weights;

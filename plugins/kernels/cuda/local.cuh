@@ -10,6 +10,12 @@
 
 namespace flashrnn::cuda {
 
+// The barrier of a step. Named, with its count: the warps meet from two places in the code.
+template <class C>
+__device__ __forceinline__ void end_step() {
+  ptx::named_barrier<C::kThreads + 32>(1);
+}
+
 template <class C>
 struct LocalShared {
   static constexpr int kRowBytes = C::kD * C::kGates * 2;
@@ -89,11 +95,11 @@ __device__ __forceinline__ void feed(const Tensors& t, const Place& place, std::
   // In step s the others read wx of s + 1: it has to be there before the barrier that ends step s - 1.
   for (int s = 0; s < C::kRing - 1; ++s) copy(s < t.T);
   ptx::wait_copies<C::kRing - 3>();
-  __syncthreads();
+  end_step<C>();
   for (int s = 0; s < t.T; ++s) {
     copy(s + C::kRing - 1 < t.T);
     ptx::wait_copies<C::kRing - 3>();
-    __syncthreads();
+    end_step<C>();
   }
 }
 
@@ -132,7 +138,7 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
     }
     stage = stage + S::kStageBytes == shared + S::kBytes ? shared + S::kRing : stage + S::kStageBytes;
   };
-  __syncthreads();
+  end_step<C>();
   load_wx();
   Sums<C> sums = {};
 
@@ -163,7 +169,7 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
         }
       }
     }
-    __syncthreads();
+    end_step<C>();
 #pragma unroll
     for (int i = 0; i < C::kGroups; ++i) {
 #pragma unroll
