@@ -217,7 +217,7 @@ def _call(
             file.write(line)
             lines.append(line.rstrip())
             log(lines[-1])
-            if step := _STEP.match(line):
+            if (step := _STEP.match(line)) and "globbed" not in line:
                 what = step[3].split("/")[-1].removesuffix(".o").strip()
                 progress(int(step[1]), int(step[2]), what)
     file.flush()
@@ -230,7 +230,9 @@ def _failure(lines: Sequence[str], log_path: Path) -> str:
     telling = [n for n, line in enumerate(lines) if _TELLING.search(line) and "FAILED" not in line and len(line) < 400]
     start = telling[0] if telling else max(0, len(lines) - 4)
     said = " | ".join(line.strip() for line in lines[start : start + 4] if line.strip())[:600]
-    cure = " (--allow-warnings goes on where a newer compiler warns)" if "Werror" in "".join(lines[-200:]) else ""
+    cure = (
+        " (--allow-warnings goes on where a newer compiler warns)" if any("[-Werror" in line for line in lines) else ""
+    )
     return f"the build fails: {said}{cure}; the whole log is in {log_path}"
 
 

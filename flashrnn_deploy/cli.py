@@ -250,7 +250,10 @@ def _progress(verbose: bool) -> Iterator[tuple[Callable[[int, int, str], None], 
     if verbose:
         yield lambda done, total, what: None, lambda line: click.echo(line, err=True)
     elif not console.is_terminal:
-        yield lambda done, total, what: click.echo(f"[{done}/{total}] {what}", err=True), lambda line: None
+        yield (
+            lambda done, total, what: click.echo(f"[{done}/{total}] {what}" if total else what, err=True),
+            lambda line: None,
+        )
     else:
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("configuring", total=None)
