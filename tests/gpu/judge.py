@@ -79,6 +79,17 @@ class Verdict:
         return self.y <= 1 and self.states <= 1  # False for NaN
 
 
+def flipped(spec: RNNSpec, name: str, t: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same network with the units of each head in reverse order."""
+    G, N, H, D = spec.definition.num_gates, spec.num_directions, spec.num_heads, spec.head_dim
+    if name in ("r", "b"):
+        return t.flip(-1, -2) if name == "r" else t.flip(-1)
+    parts = {"wx": (N, H, D, G), "y": (N, H, D), "initial_states": (H, D)}[name]
+    kept = t.shape[: 3 if name == "initial_states" else 2]
+    axis = -2 if name == "wx" else -1
+    return t.reshape(*kept, *parts).flip(axis).reshape(t.shape)
+
+
 @torch.no_grad()
 def references(case: Case, given: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(y, final_states) in float64, and by PyTorch in the dtype of the case."""
@@ -86,6 +97,11 @@ def references(case: Case, given: dict[str, torch.Tensor]) -> tuple[list[torch.T
     order = ("wx", "r", "b")
     exact = recurrence(case.spec, *(given[n].double() for n in order), lens, given["initial_states"].double())
     own = recurrence(case.spec, *(given[n] for n in order), lens, given["initial_states"])
+    if case.spec.dtype == "float32":  # a second sample: over few numbers an error can be small by luck
+        turned = {n: flipped(case.spec, n, given[n]) for n in (*order, "initial_states")}
+        y, final = recurrence(case.spec, *(turned[n] for n in order), lens, turned["initial_states"])
+        other = flipped(case.spec, "y", y), flipped(case.spec, "initial_states", final)
+        own = [torch.where((a - e).abs() > (b - e).abs(), a, b) for a, b, e in zip(own, other, exact, strict=True)]
     return list(exact), list(own)
 
 

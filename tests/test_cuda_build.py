@@ -1,0 +1,118 @@
+"""The CUDA part compiles, without a GPU: warnings are errors, kernels do not spill, the library exports two symbols.
+
+Device tests are commands of their own (docs/cuda.md).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KERNELS = ROOT / "plugins" / "kernels" / "cuda"
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+
+import configs  # noqa: E402
+import library  # noqa: E402
+
+from flashrnn_deploy.cells import CELLS  # noqa: E402
+from flashrnn_deploy.kernel_config import KernelConfig  # noqa: E402
+
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100a", "120")
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def nvcc(source: Path, folder: Path, architecture: str) -> str:
+    """Compile one file as cuda.cmake does; returns the compiler's log with each kernel's resources."""
+    (folder / "kernel_configs.inc").touch()
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    warnings = ["--compiler-options=-Wall,-Wextra,-Wshadow,-Werror", "-Werror=all-warnings"]
+    options = ["-std=c++17", "-O3", "-prec-div=false", "-Xptxas=-v", f"-I{KERNELS}", f"-I{folder}"]
+    return run("nvcc", target, *warnings, *options, "-c", source, "-o", folder / "out.o")
+
+
+def instances(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    lines = [library.render(**row).replace("FLASHRNN_KERNEL(", "FLASHRNN_INSTANTIATE(") for row in rows]
+    path = folder / "instances.cu"
+    path.write_text("\n".join(['#include "kernel.cuh"', *lines, ""]))
+    return path
+
+
+def assert_no_spills(log: str, kernels: int) -> None:
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert len(spills) >= kernels
+    assert set(spills) == {("0", "0")}, log
+
+
+def test_line_fields_are_those_of_kernel_config() -> None:
+    own = ("cell", "dtype", "compute_capability", "min_batch", "max_batch", "clips")
+    assert (*own, *KernelConfig.__dataclass_fields__) == library.FIELDS
+
+
+def test_every_cell_and_mode_has_a_tested_kernel() -> None:
+    found = {(row["cell"], row["dtype"], row["mode"]) for row in configs.ROWS}
+    assert found == {(c, d, m) for c in CELLS for d in ("bfloat16", "float16") for m in ("local", "cluster")}
+
+
+def test_no_framework_header_under_the_kernels() -> None:
+    allowed = re.compile(r'<(cuda\w*\.h|cuda_(bf16|fp16)\.h|atomic|climits|cmath|cstddef|cstdint)>|"[\w./]+"')
+    for path in KERNELS.iterdir():
+        for name in re.findall(r"^#include (.+)$", path.read_text(), re.M):
+            assert allowed.fullmatch(name), f"{path.name} includes {name}"
+
+
+@needs_nvcc
+def test_one_kernel_of_each_cell_and_mode_compiles_without_spills(tmp_path: Path) -> None:
+    picked = {(r["cell"], r["mode"], r["clips"]): r for r in configs.ROWS if r["dtype"] == "bfloat16"}
+    rows = [r for r in picked.values() if not r["clips"] or r["cell"] == "gru"]
+    assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
+
+
+@needs_nvcc
+def test_library_with_cuda_exports_two_symbols_and_needs_no_cuda(tmp_path: Path) -> None:
+    """Static runtime, no libcuda: the library loads where there is no GPU, and says what it holds."""
+    rows = [r for r in configs.ROWS if (r["cell"], r["dtype"], r["min_batch"]) == ("elman", "bfloat16", 1)][:1]
+    (tmp_path / "kernel_configs.inc").write_text(library.render(**rows[0]) + "\n")
+    options = ["-DFLASHRNN_CUDA_ARCHITECTURES=90a", f"-DFLASHRNN_KERNEL_CONFIGS={tmp_path / 'kernel_configs.inc'}"]
+    run("cmake", "-S", ROOT / "plugins", "-B", tmp_path / "build", "-G", "Ninja", *options)
+    run("cmake", "--build", tmp_path / "build")
+    built = tmp_path / "build" / "libflashrnn.so"
+    symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", built).splitlines()]
+    assert sorted(symbols) == ["RegisterCustomOps", "flashrnn_info"]
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", built))
+    assert all(
+        name.startswith(("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")) for name in needed
+    )
+    run(sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(built)!r})")
+
+
+@needs_nvcc
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_compiles(tmp_path: Path, architecture: str) -> None:
+    for name in ("alternating.cu", "launch.cu"):
+        nvcc(KERNELS / name, tmp_path, architecture)
+    if int(re.sub(r"\D", "", architecture)) >= 80:
+        local = [r for r in configs.ROWS if r["mode"] == "local" and r["min_batch"] == 1 and not r["clips"]]
+        assert_no_spills(nvcc(instances(tmp_path, local), tmp_path, architecture), len(local))
+
+
+@needs_nvcc
+@pytest.mark.full
+def test_no_tested_kernel_spills(tmp_path: Path) -> None:
+    for start in range(0, len(configs.ROWS), 16):
+        rows = configs.ROWS[start : start + 16]
+        assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
