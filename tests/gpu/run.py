@@ -80,17 +80,9 @@ def sanitize(folder: Path, log: Log) -> None:
         log("compute-sanitizer is not on the path", False)
         return
     for name in TOOLS:
-        command = [
-            tool,
-            f"--tool={name}",
-            "--error-exitcode=9",
-            sys.executable,
-            __file__,
-            "small",
-            "--build",
-            str(folder),
-        ]
-        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small"]
+        command += ["--build", str(folder), *["--without-local"] * (name == NOT_LOCAL)]
+        done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)
         if done.returncode:
