@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.observe import Observation, Value, tensors_of
+from flashrnn_deploy.exporters.calls import bind, tensors_of
+from flashrnn_deploy.exporters.observe import Observation, Value
 
 BATCH, TIME = "batch", "time"
 Axes = list[dict[int, str]]
@@ -40,7 +40,7 @@ def default_axes(seen: Observation) -> Axes:
 
 def given_axes(seen: Observation, module: nn.Module, args: tuple[Any, ...], shapes: Any) -> Axes:
     """The axes of a ``dynamic_shapes`` in the form that ``torch.export.export`` takes."""
-    bound = inspect.signature(module.forward).bind(*args).arguments
+    bound = bind(module, args)
     per_parameter = shapes if isinstance(shapes, dict) else dict(zip(bound, shapes, strict=False))
     if unknown := [name for name in per_parameter if name not in bound]:
         raise FlashRNNError(f"dynamic_shapes names {unknown[0]!r}; forward was called with {', '.join(bound)}")

@@ -10,11 +10,11 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters.calls import bind, call, tensors_of
 from flashrnn_deploy.exporters.hidden import StatesAsInputs
 from flashrnn_deploy.nn import MultiHeadRNN
 
@@ -46,31 +46,6 @@ class Observation:
         return {v.name: after[v.state] for v in self.inputs if v.state and v.state in after}
 
 
-def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in a nest of tuples, lists and dicts, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def flat_call(module: nn.Module, args: tuple[Any, ...]) -> list[Tensor]:
-    """The tensors that ``module(*args)`` returns, in order.
-
-    Raises:
-        FlashRNNError: the call raises.
-    """
-    return tensors_of(_call(module, args))
-
-
-def _call(module: nn.Module, args: tuple[Any, ...]) -> Any:
-    try:
-        with torch.no_grad():
-            return module(*args)
-    except FlashRNNError:
-        raise
-    except Exception as error:
-        message = " ".join(str(error).split())
-        raise FlashRNNError(f"the module's forward raised {type(error).__name__}: {message}") from error
-
-
 def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
     """Call ``module(*args)`` once and describe its inputs and outputs.
 
@@ -92,7 +67,7 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         if isinstance(layer, MultiHeadRNN)
     ]
     try:
-        result = _call(module, args)
+        result = call(module, args)
     finally:
         for handle in handles:
             handle.remove()
@@ -133,10 +108,7 @@ def _mark(values: list[Value], tensor: Tensor, state: tuple[str, str]) -> None:
 
 
 def _name_inputs(module: nn.Module, args: tuple[Any, ...]) -> list[Value]:
-    try:
-        bound = inspect.signature(module.forward).bind(*args).arguments
-    except TypeError as error:
-        raise FlashRNNError(f"the example args do not fit {type(module).__name__}.forward: {error}") from error
+    bound = bind(module, args)
     if isinstance(module, StatesAsInputs):
         own = args[: -len(module.state_names)]
         states = [Value(n, t) for n, t in zip(module.state_names, args[len(own) :], strict=True)]

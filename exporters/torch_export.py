@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def export(
     if opset is not None and not DEFAULT_OPSET <= opset <= NEWEST_OPSET:
         raise FlashRNNError(f"opset {opset} is not one of {DEFAULT_OPSET} to {NEWEST_OPSET}")
     op.register_schemas()
-    module, args, notes = with_hidden_states(module.eval(), args, expose_states)
+    module, args, notes = with_hidden_states(copy.deepcopy(module).eval(), args, expose_states)
     seen = observe(module, args)
     if not seen.layers:
         raise FlashRNNError(f"{type(module).__name__} ran no MultiHeadRNN layer: there is nothing to export")
@@ -369,11 +370,17 @@ def _report(model: onnx.ModelProto, states: dict[str, str], notes: list[str]) ->
 
 
 def _first_line(error: BaseException) -> str:
-    """The deepest cause in one line."""
+    """The deepest cause in one line, with the last line of the user's code that it passed."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    libraries = (Path(torch.__file__).parent, Path(op.__file__).parent, Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(lib) for lib in libraries)
+    ]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
 
 
 @contextlib.contextmanager
@@ -383,7 +390,8 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        sink = io.StringIO()  # torch prints progress, and whole graphs when it fails
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -18,9 +18,9 @@ from flashrnn_deploy import compare
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.axes import Axes, resize
+from flashrnn_deploy.exporters.calls import flat_call, tensors_of
 from flashrnn_deploy.exporters.factory import load_factory
 from flashrnn_deploy.exporters.hidden import with_hidden_states
-from flashrnn_deploy.exporters.observe import flat_call, tensors_of
 from flashrnn_deploy.graph import free_inputs, shape_of
 from flashrnn_deploy.nn import MultiHeadRNN
 from flashrnn_deploy.shapes import dtype_name, numpy_dtype

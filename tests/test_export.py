@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from flashrnn_deploy import compare, streaming
 from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.exporters import export
-from flashrnn_deploy.exporters.observe import tensors_of
+from flashrnn_deploy.exporters.calls import tensors_of
 from flashrnn_deploy.exporters.validate import to_numpy
 from flashrnn_deploy.graph import opset_of, shape_of, walk_nodes
 from flashrnn_deploy.nn import MultiHeadRNN

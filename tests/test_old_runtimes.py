@@ -14,7 +14,7 @@ from runtimes import OLD_RUNTIMES, environment
 
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.exporters import export
-from flashrnn_deploy.exporters.observe import tensors_of
+from flashrnn_deploy.exporters.calls import tensors_of
 from flashrnn_deploy.exporters.validate import to_numpy
 from flashrnn_deploy.nn import MultiHeadRNN
 
