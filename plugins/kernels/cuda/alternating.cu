@@ -2,11 +2,10 @@
 // run on the FMA units in float32, so this is the mode for float32 too (TF32 keeps 10 bits of mantissa). Work inside a
 // step is ordered by the stream alone: no kernel waits for another one, and T + 1 launches can be captured in a graph.
 //
-// A warp owns one unit: its lanes split D, each with the sums of all gates and of kRows batch rows, and a butterfly that
-// hands rows to lanes adds them up. h is exchanged in the dtype of r through the workspace, two buffers; the running
-// states live in final_states.
+// A warp owns one unit: its lanes split D, each with the sums of all gates and of kRows batch rows, and a butterfly
+// that hands rows to lanes adds them up. h is exchanged in the dtype of r through the workspace, two buffers; the
+// running states live in final_states.
 #include "alternating.h"
-
 #include "elements.cuh"
 #include "tensors.cuh"
 
@@ -27,9 +26,7 @@ template <class E>
 struct Vector {
   static constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(E));
   uint4 bits;
-  __device__ __forceinline__ float operator[](int i) const {
-    return to_float(reinterpret_cast<const E*>(&bits)[i]);
-  }
+  __device__ __forceinline__ float operator[](int i) const { return to_float(reinterpret_cast<const E*>(&bits)[i]); }
 };
 
 // Writes the rounded h0 to the workspace and copies the initial states to where the running ones live.
@@ -176,9 +173,12 @@ cudaError_t run(const Params& params, void* workspace, cudaStream_t stream) {
 template <Cell kCell>
 cudaError_t run(const Params& params, void* workspace, cudaStream_t stream) {
   switch (params.dtype) {
-    case DType::kFloat32: return run<kCell, DType::kFloat32>(params, workspace, stream);
-    case DType::kFloat16: return run<kCell, DType::kFloat16>(params, workspace, stream);
-    case DType::kBfloat16: return run<kCell, DType::kBfloat16>(params, workspace, stream);
+    case DType::kFloat32:
+      return run<kCell, DType::kFloat32>(params, workspace, stream);
+    case DType::kFloat16:
+      return run<kCell, DType::kFloat16>(params, workspace, stream);
+    case DType::kBfloat16:
+      return run<kCell, DType::kBfloat16>(params, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -193,10 +193,14 @@ std::size_t alternating_workspace_bytes(const Params& params) {
 cudaError_t launch_alternating(const Params& params, void* workspace, cudaStream_t stream) {
   if (workspace == nullptr || !is_aligned(workspace, kVectorBytes)) return cudaErrorInvalidValue;
   switch (params.cell) {
-    case Cell::kLstm: return run<Cell::kLstm>(params, workspace, stream);
-    case Cell::kGru: return run<Cell::kGru>(params, workspace, stream);
-    case Cell::kElman: return run<Cell::kElman>(params, workspace, stream);
-    case Cell::kSlstm: return run<Cell::kSlstm>(params, workspace, stream);
+    case Cell::kLstm:
+      return run<Cell::kLstm>(params, workspace, stream);
+    case Cell::kGru:
+      return run<Cell::kGru>(params, workspace, stream);
+    case Cell::kElman:
+      return run<Cell::kElman>(params, workspace, stream);
+    case Cell::kSlstm:
+      return run<Cell::kSlstm>(params, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -62,7 +62,8 @@ struct WxRing {
 #pragma unroll
           for (int w = 0; w < C::kWords; ++w) {
             constexpr int kPieceWords = C::kPieceBytes / 4;
-            ptx::store_shared_4(base + fill + slot(i, e, w / kPieceWords) + w % kPieceWords * 4, wx.narrow_word(i, e, w));
+            ptx::store_shared_4(base + fill + slot(i, e, w / kPieceWords) + w % kPieceWords * 4,
+                                wx.narrow_word(i, e, w));
           }
         }
       }

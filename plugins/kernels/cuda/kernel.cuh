@@ -85,6 +85,6 @@ cudaError_t Kernel<C>::launch(const Tensors& t, cudaStream_t stream) {
 
 }  // namespace flashrnn::cuda
 
-#define FLASHRNN_INSTANTIATE(cell, dtype, capability, min_batch, max_batch, clips, mode, ...)                       \
-  template struct flashrnn::cuda::Kernel<flashrnn::cuda::Config<                                                    \
-      flashrnn::Cell::cell, flashrnn::DType::dtype, clips != 0, flashrnn::cuda::Mode::mode, __VA_ARGS__>>;
+#define FLASHRNN_INSTANTIATE(cell, dtype, capability, min_batch, max_batch, clips, mode, ...)                 \
+  template struct flashrnn::cuda::Kernel<flashrnn::cuda::Config<flashrnn::Cell::cell, flashrnn::DType::dtype, \
+                                                                clips != 0, flashrnn::cuda::Mode::mode, __VA_ARGS__>>;

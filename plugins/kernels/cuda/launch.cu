@@ -1,19 +1,26 @@
 // The table of this build's kernels and the choice among them.
-#include "launch.h"
-
 #include <atomic>
 
 #include "alternating.h"
 #include "kernel.h"
+#include "launch.h"
 
 namespace flashrnn::cuda {
 namespace {
 
-#define FLASHRNN_KERNEL(cell, dtype, capability, min_batch, max_batch, clips, mode, D, CL, UB, BT, ...)             \
-  {Cell::cell,    DType::dtype, capability, min_batch,                                                              \
-   max_batch,     clips != 0,   Mode::mode, D,                                                                      \
-   CL,            UB,           BT,                                                                                 \
-   &Kernel<Config<Cell::cell, DType::dtype, clips != 0, Mode::mode, D, CL, UB, BT, __VA_ARGS__>>::prepare,           \
+#define FLASHRNN_KERNEL(cell, dtype, capability, min_batch, max_batch, clips, mode, D, CL, UB, BT, ...)    \
+  {Cell::cell,                                                                                             \
+   DType::dtype,                                                                                           \
+   capability,                                                                                             \
+   min_batch,                                                                                              \
+   max_batch,                                                                                              \
+   clips != 0,                                                                                             \
+   Mode::mode,                                                                                             \
+   D,                                                                                                      \
+   CL,                                                                                                     \
+   UB,                                                                                                     \
+   BT,                                                                                                     \
+   &Kernel<Config<Cell::cell, DType::dtype, clips != 0, Mode::mode, D, CL, UB, BT, __VA_ARGS__>>::prepare, \
    &Kernel<Config<Cell::cell, DType::dtype, clips != 0, Mode::mode, D, CL, UB, BT, __VA_ARGS__>>::launch},
 constexpr KernelRow kTable[] = {
 #include "kernel_configs.inc"

@@ -82,9 +82,9 @@ __device__ __forceinline__ void feed(const Tensors& t, const Place& place, std::
   using S = LocalShared<C>;
   const bool backward = runs_backward(t, place.part / t.H);
   const std::int64_t stride = (backward ? -2 : 2) * t.wx_step;
-  const char* const first = static_cast<const char*>(t.wx) +
-                            2 * ((backward ? t.T - 1 : 0) * t.wx_step + place.first_row * t.wx_row +
-                                 static_cast<std::int64_t>(place.part) * t.D * C::kGates);
+  const char* const first =
+      static_cast<const char*>(t.wx) + 2 * ((backward ? t.T - 1 : 0) * t.wx_step + place.first_row * t.wx_row +
+                                            static_cast<std::int64_t>(place.part) * t.D * C::kGates);
   Pieces<kGrain, C> pieces(t, first, min(C::kRows, t.B - place.first_row));
   std::uint32_t stage = ring;
   const auto copy = [&](bool wanted) {

@@ -11,13 +11,15 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Hides where a value comes from. The compiler otherwise computes addresses again after each wait, on the critical path.
+// Hides where a value comes from. The compiler otherwise computes addresses again after each wait, on the critical
+// path.
 __device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// c += a b for 16 rows, 8 columns and 16 of the inner dimension. Lane 4g + q holds rows g, g + 8 and columns 2q, 2q + 1.
+// c += a b for 16 rows, 8 columns and 16 of the inner dimension. Lane 4g + q holds rows g, g + 8 and columns 2q, 2q
+// + 1.
 template <DType kType>
 __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   if constexpr (kType == DType::kBfloat16) {
@@ -42,7 +44,9 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
 
 __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address)
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
                : "memory");
   return v;
 }
@@ -106,7 +110,9 @@ __device__ __forceinline__ std::uint32_t map_shared(std::uint32_t address, int r
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

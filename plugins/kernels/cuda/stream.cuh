@@ -1,6 +1,7 @@
 // A lane's way through wx and y: from one time step to the next, forward or backward.
 //
-// kWide, here and in the kernels: vectors are aligned. Kernels hold both loops, since a branch in every step costs more.
+// kWide, here and in the kernels: vectors are aligned. Kernels hold both loops, since a branch in every step costs
+// more.
 #pragma once
 
 #include "tile.cuh"
@@ -22,9 +23,8 @@ struct WxStream {
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) {
       const int row = place.first_row + lane.row(e);
-      at[e] = static_cast<const char*>(t.wx) +
-              2 * ((backward ? t.T - 1 : 0) * t.wx_step + row * t.wx_row +
-                   (static_cast<std::int64_t>(place.part) * t.D + unit) * C::kGates);
+      at[e] = static_cast<const char*>(t.wx) + 2 * ((backward ? t.T - 1 : 0) * t.wx_step + row * t.wx_row +
+                                                    (static_cast<std::int64_t>(place.part) * t.D + unit) * C::kGates);
 #pragma unroll
       for (int i = 0; i < C::kOwned; ++i) {
         active[i][e] = lane.owns(i) && lane.has_row() && row < t.B && units > i * kUnitsApart;
@@ -95,7 +95,8 @@ struct YStream {
 // Rounded h of group i and column e, the lane's units in one word.
 template <class C>
 __device__ __forceinline__ std::uint32_t hidden_word(const Owned<C>& owned, int i, int e) {
-  return pack<C::kType>(owned.state[i][0][e][0], C::kUnitsPerLane == 2 ? owned.state[i][C::kUnitsPerLane - 1][e][0] : 0.0f);
+  return pack<C::kType>(owned.state[i][0][e][0],
+                        C::kUnitsPerLane == 2 ? owned.state[i][C::kUnitsPerLane - 1][e][0] : 0.0f);
 }
 
 }  // namespace flashrnn::cuda

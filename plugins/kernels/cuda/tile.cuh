@@ -74,8 +74,8 @@ __device__ __forceinline__ uint4 weight_piece(const Tensors& t, int gates, int g
 template <class C>
 __device__ __forceinline__ void load_weights(Weights<C>& w, const Tensors& t, const Place& place, const Lane<C>& lane,
                                              void* shared) {
-  char* const rest = static_cast<char*>(shared) +
-                     (lane.warp * C::kGroups * C::kTiles * Weights<C>::kRest * 32 + lane.lane) * 16;
+  char* const rest =
+      static_cast<char*>(shared) + (lane.warp * C::kGroups * C::kTiles * Weights<C>::kRest * 32 + lane.lane) * 16;
   w.rest = ptx::shared_address(rest);
 #pragma unroll
   for (int p = 0; p < C::kGroups; ++p) {
@@ -96,8 +96,9 @@ __device__ __forceinline__ void load_weights(Weights<C>& w, const Tensors& t, co
 #pragma unroll
             for (int r = 0; r < 4; ++r) w.held[p][j][step < C::kRegisterKSteps ? step : 0][r] = a[e][r];
           } else {
-            reinterpret_cast<uint4*>(rest)[((p * C::kTiles + j) * Weights<C>::kRest + step - C::kRegisterKSteps) * 32] =
-                {a[e][0], a[e][1], a[e][2], a[e][3]};
+            reinterpret_cast<uint4*>(
+                rest)[((p * C::kTiles + j) * Weights<C>::kRest + step - C::kRegisterKSteps) * 32] = {a[e][0], a[e][1],
+                                                                                                     a[e][2], a[e][3]};
           }
         }
       }
