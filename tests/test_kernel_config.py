@@ -278,6 +278,7 @@ def test_a_batch_of_zero_is_refused():
         solve(spec(), 0, H200)
 
 
+@pytest.mark.full  # a clock, not a result: machines and tracers differ
 def test_a_shape_takes_less_than_100_ms():
     """Processor time, best of three: other load on the machine does not count."""
     for heads, head_dim, batch in ((1, 64, 1), (12, 64, 64), (1, 385, 16), (1, 424, 64), (1, 1024, 16)):
