@@ -25,14 +25,18 @@ CACHE = ROOT / ".cache"
 SANITIZE = os.environ.get("FLASHRNN_TEST_SANITIZE", "")
 
 
+def tool_environment() -> dict[str, str]:
+    """For compilers and other tools: they do not stand a sanitizer's runtime in LD_PRELOAD."""
+    return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+
+
 @functools.cache
 def build_folder(sanitize: str = SANITIZE, source: Path = ROOT, name: str = "plugins") -> Path:
     """Configure and build; returns the folder with the libraries of all instruction sets."""
     folder = CACHE / f"build-{name}{'-' + sanitize if sanitize else ''}"
     options = ["-DFLASHRNN_CPU_VARIANTS=ON", f"-DFLASHRNN_SANITIZE={sanitize}", "-G", "Ninja"]
-    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     for command in (["cmake", "-S", source, "-B", folder, *options], ["cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, env=tool_environment())
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

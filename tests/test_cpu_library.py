@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import tensors
-from cpu_library import CACHE, ROOT, SANITIZE, build_folder, has_program, library, op_session, run_op
+from cpu_library import CACHE, ROOT, SANITIZE, build_folder, has_program, library, op_session, run_op, tool_environment
 
 from flashrnn_deploy import cells, compare, reference
 from flashrnn_deploy.op import DTYPES, FULL_LENGTH, RNNSpec
@@ -365,11 +365,24 @@ void gru(const float* x, const float* r, const float* b, float* s, const float* 
 void elman(const float* x, const float* r, const float* b, float* s, const float* o) { step<Elman>(x, r, b, s, o); }
 void slstm(const float* x, const float* r, const float* b, float* s, const float* o) { step<Slstm>(x, r, b, s, o); }
 }
-#ifdef __CUDACC__
-__global__ void all(float* m, const float* o) {
-  lstm(m, m, m, m, o);
+"""
+
+DEVICE_SOURCE = """
+#include "cells.cuh"
+using namespace flashrnn;
+template <class Cell>
+__global__ void step(const float* m, float* out, CellOptions options) {
+  float x[Cell::G], rh[Cell::G], b[Cell::Gb], s[Cell::S];
+  for (int i = 0; i < Cell::G; ++i) { x[i] = m[i]; rh[i] = m[i + 4]; }
+  for (int i = 0; i < Cell::Gb; ++i) b[i] = m[i + 8];
+  for (int i = 0; i < Cell::S; ++i) s[i] = m[i + 12];
+  Cell::template step<ScalarMath>(x, rh, b, s, options);
+  for (int i = 0; i < Cell::S; ++i) out[i] = s[i];
 }
-#endif
+template __global__ void step<Lstm>(const float*, float*, CellOptions);
+template __global__ void step<Gru>(const float*, float*, CellOptions);
+template __global__ void step<Elman>(const float*, float*, CellOptions);
+template __global__ void step<Slstm>(const float*, float*, CellOptions);
 """
 
 
@@ -380,7 +393,11 @@ def scalar_cells(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = folder / "cells.cc"
     source.write_text(SCALAR_HARNESS)
     command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-static-libstdc++"]
-    subprocess.run([*command, "-I", ROOT / "plugins/kernels", source, "-o", folder / "cells.so"], check=True)
+    subprocess.run(
+        [*command, "-I", ROOT / "plugins/kernels", source, "-o", folder / "cells.so"],
+        check=True,
+        env=tool_environment(),
+    )
     return ctypes.CDLL(str(folder / "cells.so"))
 
 
@@ -414,13 +431,10 @@ def test_scalar_cells_equal_numpy(scalar_cells: ctypes.CDLL, cell: str, options:
 @pytest.mark.skipif(not has_program("nvcc"), reason="nvcc is not on PATH")
 def test_cells_compile_for_the_device(tmp_path: Path) -> None:
     source = tmp_path / "cells.cu"
-    device = SCALAR_HARNESS.replace("static void step", "__host__ __device__ void step")
-    device = device.replace('extern "C" {\nvoid', 'extern "C" {\n__host__ __device__ void')
-    source.write_text(device.split("void gru")[0] + "}\n" + device[device.index("#ifdef __CUDACC__") :])
+    source.write_text(DEVICE_SOURCE)
+    command = ["nvcc", "-std=c++17", "-c", "-Werror", "all-warnings", "-I", ROOT / "plugins/kernels", source]
     done = subprocess.run(
-        ["nvcc", "-std=c++17", "-c", "-I", ROOT / "plugins/kernels", source, "-o", tmp_path / "cells.o"],
-        capture_output=True,
-        text=True,
+        [*command, "-o", tmp_path / "cells.o"], capture_output=True, text=True, env=tool_environment()
     )
     assert done.returncode == 0, done.stderr
 

@@ -18,7 +18,18 @@ import onnx
 import onnxruntime as ort
 import pytest
 from cases import model, tensors
-from cpu_library import CACHE, ROOT, SANITIZE, build_folder, has_program, library, make_session, op_session, run_op
+from cpu_library import (
+    CACHE,
+    ROOT,
+    SANITIZE,
+    build_folder,
+    has_program,
+    library,
+    make_session,
+    op_session,
+    run_op,
+    tool_environment,
+)
 from onnx import helper, numpy_helper
 
 from flashrnn_deploy import __version__
@@ -30,7 +41,9 @@ HEADER_PACKAGE = "com.github.asus4.onnxruntime@0.4.9"  # its API version is 29; 
 
 
 def output_of(*command: object) -> str:
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=True, env=tool_environment()
+    ).stdout
 
 
 # The library ------------------------------------------------------------------------------------------------------
@@ -442,7 +455,9 @@ def test_api_declaration_equals_the_official_header(tmp_path: Path) -> None:
     source = tmp_path / "api.cc"
     source.write_text(API_TEST + "\n".join(checks) + API_VALUES)
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", "-isystem", header]
-    done = subprocess.run([*command, "-I", ROOT / "plugins/onnxruntime", source], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-I", ROOT / "plugins/onnxruntime", source], capture_output=True, text=True, env=tool_environment()
+    )
     assert done.returncode == 0, done.stderr
 
 
