@@ -22,17 +22,19 @@ def default_axes(seen: Observation) -> Axes:
     """Axes 0 and 1 of every float input of rank 3 or more, and of every integer input of rank 2 or more.
 
     They are named batch and time after the first recurrent layer's ``batch_first``. Of a state input axis 1 is the
-    batch, of a lengths input axis 0.
+    batch, of a lengths input axis 0, and of any other input with one or two axes axis 0 where it has the batch's size.
     """
     names = (BATCH, TIME) if seen.batch_first else (TIME, BATCH)
     axes: Axes = []
     for value in seen.inputs:
-        if value.state:
+        if value.is_state:
             axes.append({1: BATCH})
         elif value.is_lens:
             axes.append({0: BATCH})
         elif not value.feeds_state and value.tensor.dim() >= (3 if value.tensor.is_floating_point() else 2):
             axes.append(dict(enumerate(names)))
+        elif not value.feeds_state and 1 <= value.tensor.dim() <= 2 and value.tensor.shape[0] == seen.batch:
+            axes.append({0: BATCH})
         else:
             axes.append({})
     return axes

@@ -38,6 +38,19 @@ def flat_call(module: nn.Module, args: tuple[Any, ...]) -> list[Tensor]:
     return tensors_of(call(module, args))
 
 
+def varied(args: tuple[Any, ...], seed: int = 0) -> tuple[Any, ...]:
+    """``args`` with every float tensor drawn anew from [0.25, 1.25): an example of zeros hides what depends on it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        return (torch.rand(leaf.shape, generator=generator) + 0.25).to(leaf)
+
+    result: tuple[Any, ...] = pytree.tree_map(one, args)
+    return result
+
+
 def call(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """``module(*args)`` without gradients.
 

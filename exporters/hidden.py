@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.calls import call
+from flashrnn_deploy.exporters.calls import call, varied
 
 
 def _kept_values(module: nn.Module) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def find_hidden_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[dict[s
     """
     module = copy.deepcopy(module)
     before = {name: pytree.tree_map(_snapshot, value) for name, value in _kept_values(module).items()}
-    call(module, args)
-    call(module, args)  # twice: a state that is only created by the first call changes again in the second
+    for seed in (0, 1):  # twice: a state that is only created by the first call changes again in the second
+        call(module, varied(args, seed))
     after = _kept_values(module)
     found = {name: value for name, value in after.items() if _changed(before.get(name), value)}
     nonzero = [

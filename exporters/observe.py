@@ -25,8 +25,10 @@ class Value:
 
     name: str
     tensor: Tensor
-    state: tuple[str, str] | None = None
-    """(path of the recurrent layer, state name) where the tensor is a whole state of a layer."""
+    state: tuple[str, int, str] | None = None
+    """(path of the recurrent layer, number of its call, state name) where the tensor is a whole state of one layer."""
+    is_state: bool = False
+    """A whole state, possibly of several layers."""
     is_lens: bool = False
     feeds_state: bool = False
     """Part of a layer's state, whole or not: kept in float32 whatever the dtype of the file."""
@@ -37,6 +39,8 @@ class Observation:
     inputs: list[Value]
     outputs: list[Value]
     batch_first: bool
+    batch: int
+    """Size of the batch in the example."""
     layers: list[str] = field(default_factory=list)
 
     @property
@@ -80,31 +84,34 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         outputs = _name_outputs(result)
     if not outputs:
         raise FlashRNNError(f"the module returned {type(result).__name__}, which holds no tensor")
-    for path, layer, arguments, returned in calls:
+    for number, (path, layer, arguments, returned) in enumerate(calls):
         names = layer.spec.definition.states
         for name, tensor in zip(names, tensors_of(arguments.get("states")), strict=False):
-            _mark(inputs, tensor, (path, name))
+            _mark(inputs, tensor, (path, number, name))
         for name, tensor in zip(names, tensors_of(returned[1]), strict=True):
-            _mark(outputs, tensor, (path, name))
+            _mark(outputs, tensor, (path, number, name))
         lens = arguments.get("sequence_lens")
         for value in inputs:
             if lens is not None and _same_memory(value.tensor, lens):
                 value.is_lens = True
     _name_states(inputs, outputs)
     first = calls[0][1] if calls else None
-    return Observation(inputs, outputs, first is None or first.batch_first, [path for path, *_ in calls])
+    batch_first = first is None or first.batch_first
+    batch = calls[0][2]["x"].shape[0 if batch_first else 1] if calls else 0
+    return Observation(inputs, outputs, batch_first, batch, [path for path, *_ in calls])
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
     return a.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def _mark(values: list[Value], tensor: Tensor, state: tuple[str, str]) -> None:
+def _mark(values: list[Value], tensor: Tensor, state: tuple[str, int, str]) -> None:
     for value in values:
         if _same_memory(value.tensor, tensor):
             value.feeds_state = True
             if value.tensor.shape == tensor.shape and value.tensor.data_ptr() == tensor.data_ptr():
-                value.state = state
+                value.state = None if value.is_state else state  # of two layers: neither one's
+                value.is_state = True
 
 
 def _name_inputs(module: nn.Module, args: tuple[Any, ...]) -> list[Value]:
@@ -138,12 +145,12 @@ def _name_states(inputs: list[Value], outputs: list[Value]) -> None:
     for value in inputs:
         head, _, index = value.name.rpartition("_")
         if value.state and head and index.isdigit():
-            value.name = f"{head}_{value.state[1]}"
+            value.name = f"{head}_{value.state[2]}"
     before = {v.state: v.name for v in inputs if v.state}
     paths = {v.state[0] for v in outputs if v.state}
     for value in outputs:
         if value.state:
-            path, state = value.state
+            path, _, state = value.state
             default = f"{path}.{state}_n" if len(paths) > 1 and path else f"{state}_n"
             value.name = f"{before[value.state]}_out" if value.state in before else default
     rest = [v for v in outputs if not v.state and v.name.startswith("output")]

@@ -27,6 +27,7 @@ from flashrnn_deploy import functions, op
 from flashrnn_deploy.cells import CELL_OF_OP, CELLS
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import axes as axes_
+from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import Example, load_factory
 from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
@@ -119,8 +120,10 @@ def export(
     if opset is not None and not DEFAULT_OPSET <= opset <= NEWEST_OPSET:
         raise FlashRNNError(f"opset {opset} is not one of {DEFAULT_OPSET} to {NEWEST_OPSET}")
     op.register_schemas()
-    module, args, notes = with_hidden_states(copy.deepcopy(module).eval(), args, expose_states)
+    module, args = _private_copy(module, args)
+    module, args, notes = with_hidden_states(module, args, expose_states)
     seen = observe(module, args)
+    _check_repeatable(module, args)
     if not seen.layers:
         raise FlashRNNError(f"{type(module).__name__} ran no MultiHeadRNN layer: there is nothing to export")
     axes = axes_.default_axes(seen) if dynamic_shapes is None else axes_.given_axes(seen, module, args, dynamic_shapes)
@@ -130,6 +133,7 @@ def export(
     sizes = axes_.sizes_of(seen, axes)
     args = axes_.resize(args, axes, _traced_sizes(sizes))
     program = _trace(module, args, axes, seen)
+    _check_ranges(program, module, args, axes, seen)
     model = _to_onnx(program, seen, axes, opset, notes)
     _name_nodes(model)
     states = dict(seen.state_pairs)
@@ -139,6 +143,75 @@ def export(
     example = Example(module, args)
     notes += validate(model, module, args, axes, sizes)
     return Export(model, example, _report(model, states, notes))
+
+
+def _private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A copy of the module in eval mode, and of the arguments, in which no two share memory.
+
+    Raises:
+        FlashRNNError: the module holds a recurrent layer of torch.nn or float64 weights, or cannot be copied, or an
+            argument is empty.
+    """
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.RNNBase, nn.RNNCellBase)):
+            raise FlashRNNError(
+                f"{path or 'the module'} is a torch.nn.{type(part).__name__}; export takes MultiHeadRNN layers (with "
+                "one head they compute the same), or write the module with torch.onnx and use `flashrnn-deploy convert`"
+            )
+    if any(t.dtype == torch.float64 for t in (*module.parameters(), *tensors_of(args))):
+        raise FlashRNNError("the module or its example is float64, which the op does not have: use .float()")
+    for tensor in tensors_of(args):
+        if tensor.numel() == 0:
+            raise FlashRNNError(f"an example argument is empty ({list(tensor.shape)}): give at least one step and row")
+    try:
+        module = copy.deepcopy(module).eval()
+    except Exception as error:  # whatever a module's own attributes raise
+        raise FlashRNNError(f"{type(module).__name__} cannot be copied: {_first_line(error)}") from error
+    own: tuple[Any, ...] = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, args)
+    return module, own
+
+
+def _check_repeatable(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Refuse a module whose result is not a function of its arguments."""
+    args = varied(args)
+    for a, b in zip(flat_call(module, args), flat_call(module, args), strict=True):
+        if not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)):
+            raise FlashRNNError(
+                f"{type(module).__name__} gives two results for one input (dropout outside of eval mode, random "
+                "numbers, or state kept outside of its attributes)"
+            )
+
+
+def _check_ranges(
+    program: torch.export.ExportedProgram, module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, seen: Observation
+) -> None:
+    """Refuse an axis whose sizes the module's code divides into cases, of which a file would hold one.
+
+    torch keeps the range of sizes for which its trace holds. A smallest size is fine where the module fails below it.
+    """
+    for value, entry, node in zip(seen.inputs, axes, _user_inputs(program), strict=True):
+        for axis, name in entry.items():
+            symbol = node.meta["val"].shape[axis].node.expr
+            bounds = program.range_constraints.get(symbol)
+            if bounds is None:
+                continue
+            lower, upper = bounds.lower, bounds.upper
+            split = f"up to {upper}" if upper.is_finite and upper < 2**31 else ""
+            if not split and lower > 2 and _runs_at(module, args, axes, name, int(lower) - 1):
+                split = f"from {lower}"
+            if split:
+                raise FlashRNNError(
+                    f"input '{value.name}' axis {axis} ({name}) would hold for sizes {split} only, since the module's "
+                    f"code branches or cuts at that size; rewrite it, or accept it with --static {value.name}:{axis}"
+                )
+
+
+def _runs_at(module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, name: str, size: int) -> bool:
+    try:
+        flat_call(module, axes_.resize(args, axes, {name: size}))
+    except FlashRNNError:
+        return False
+    return True
 
 
 def _traced_sizes(sizes: dict[str, int]) -> dict[str, int]:

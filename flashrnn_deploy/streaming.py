@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from flashrnn_deploy import compare
 from flashrnn_deploy.backends import Runner
@@ -19,7 +20,7 @@ from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import json_metadata, printable
 from flashrnn_deploy.graph import subgraphs, walk_nodes
-from flashrnn_deploy.op import DOMAIN, is_flashrnn
+from flashrnn_deploy.op import DOMAIN, FULL_LENGTH, is_flashrnn
 from flashrnn_deploy.shapes import (
     Axes,
     Tensors,
@@ -132,7 +133,35 @@ def check_chunkable(
     for node in inner:
         if _is_recurrent(node):
             raise FlashRNNError(f"--chunk: the {node_label(node)} is inside the branch of another node")
+    _check_lengths(model)
     _check_states(model, tensors, pairs)
+
+
+def _check_lengths(model: onnx.ModelProto) -> None:
+    """Lengths are cut per chunk where they are an input; computed ones would count from the start of every chunk."""
+    inputs = {node.output[0] for nodes in length_inputs(model).values() for node in nodes}
+    full = {
+        t.name
+        for t in model.graph.initializer
+        if t.data_type == onnx.TensorProto.INT32 and _all_full(numpy_helper.to_array(t))
+    }
+    for node in model.graph.node:
+        if (
+            node.op_type == "Constant"
+            and node.attribute[0].name == "value"
+            and node.attribute[0].t.data_type == onnx.TensorProto.INT32
+        ):
+            full.update(node.output if _all_full(numpy_helper.to_array(node.attribute[0].t)) else ())
+    for node in model.graph.node:
+        if is_flashrnn(node) and node.output[0] not in inputs and node.input[3] not in full:
+            raise FlashRNNError(
+                f"--chunk: the lengths of the {node_label(node)} are computed in the model, and would count from the "
+                "start of every chunk; make them an input, or run without --chunk"
+            )
+
+
+def _all_full(lens: Any) -> bool:
+    return bool(np.all(lens == FULL_LENGTH))
 
 
 def _from_final_states(model: onnx.ModelProto, pairs: Mapping[str, str]) -> set[str]:

@@ -168,6 +168,120 @@ def test_state_in_an_attribute_becomes_input_and_output() -> None:
         states = {name: outputs[f"{name}_out"] for name in states}
 
 
+class Two(nn.Module):
+    """Two layers and what ``result`` makes of them."""
+
+    def __init__(self, result: Any, cell: str = "gru") -> None:
+        super().__init__()
+        self.a, self.b, self.result = MultiHeadRNN(4, 4, 2, cell), MultiHeadRNN(4, 4, 2, cell), result
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> Any:
+        return self.result(self, x, z)
+
+
+def test_one_tensor_as_two_arguments() -> None:
+    """The example's x is z: the file must still tell them apart."""
+    torch.manual_seed(0)
+    net, same = Two(lambda self, x, z: self.b(z, self.a(x)[1])[0]), torch.zeros(5, 3, 4)
+    model = export(net, (same, same)).model
+    assert [v.name for v in model.graph.input] == ["x", "z"]
+    x, z = torch.randn(6, 2, 4), torch.randn(6, 2, 4)
+    with torch.no_grad():
+        expected = net(x, z).numpy()
+    actual = make_runner("onnxruntime", model).infer({"x": x.numpy(), "z": z.numpy()})["output"]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_states_of_a_layer_that_is_called_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = MultiHeadRNN(4, 4, 2, "gru")
+
+        def forward(self, x: torch.Tensor, hx: torch.Tensor, z: torch.Tensor, hz: torch.Tensor) -> Any:
+            a, ha = self.rnn(x, hx)
+            b, hb = self.rnn(z, hz)
+            return a - b, ha, hb
+
+    x, h = torch.zeros(5, 3, 4), torch.zeros(1, 3, 4)
+    result = export(Shared(), (x, h, x, h))
+    assert result.report["states"] == {"hx": "hx_out", "hz": "hz_out"}
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda self, x, z: self.a(x[:100])[0], r"axis 0 \(time\) would hold for sizes up to \d+ only"),
+        (lambda self, x, z: self.a(x * 2 if x.shape[0] > 20 else x)[0], "up to 20 only"),
+        (lambda self, x, z: self.a(x[-6:] if x.shape[0] >= 6 else x)[0], "from 6 only"),
+        (lambda self, x, z: self.a(x * 2 if x.shape[0] % 2 else x)[0], "does not compute what the module does"),
+        (lambda self, x, z: self.a(nn.functional.dropout(x, 0.5))[0], "gives two results for one input"),
+    ],
+)
+def test_code_that_divides_into_cases(result: Any, words: str) -> None:
+    with pytest.raises(FlashRNNError, match=words):
+        export(Two(result), (torch.zeros(7, 3, 4), torch.zeros(7, 3, 4)))
+
+
+def test_state_that_an_example_of_zeros_hides() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = MultiHeadRNN(4, 4, 2)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.mul_(0.9).add_(0.1 * x.mean((0, 1)))
+            return self.rnn(x - self.mean)[0]
+
+    with pytest.raises(FlashRNNError, match="Mean keeps state between calls in mean"):
+        export(Mean(), (torch.zeros(5, 2, 4),))
+
+
+def test_observations_of_rank_two_share_the_batch() -> None:
+    """A control policy: one step, 16 environments."""
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = MultiHeadRNN(4, 8, cell="gru"), nn.Linear(8, 2)
+
+        def forward(self, observation: torch.Tensor, h: torch.Tensor) -> Any:
+            y, h = self.rnn(observation[None], h)
+            return self.out(y[0]), h
+
+    result = export(Policy(), (torch.zeros(16, 4), torch.zeros(1, 16, 8)))
+    assert [i["shape"] for i in result.report["inputs"]] == [["batch", 4], [1, "batch", 8]]
+    assert result.report["states"] == {"h": "h_out"}
+
+
+@pytest.mark.parametrize(
+    ("net", "args", "words"),
+    [
+        (nn.Sequential(nn.LSTM(4, 4)), (torch.zeros(5, 3, 4),), "0 is a torch.nn.LSTM"),
+        (MultiHeadRNN(4, 4).double(), (torch.zeros(5, 3, 4).double(),), "is float64"),
+        (MultiHeadRNN(4, 4), (torch.zeros(0, 3, 4),), r"an example argument is empty \(\[0, 3, 4\]\)"),
+    ],
+)
+def test_modules_that_are_refused_before_tracing(net: nn.Module, args: Any, words: str) -> None:
+    with pytest.raises(FlashRNNError, match=words):
+        export(net, args)
+
+
+def test_float16_with_a_transpose_between_two_layers() -> None:
+    """A file that crashed the process in an optimizer of ONNX Runtime 1.32."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = MultiHeadRNN(4, 4, 2), MultiHeadRNN(4, 4, 2, "slstm", batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x)[0].transpose(0, 1))[0]
+
+    export(Mixed(), (torch.zeros(5, 3, 4),), dtype="float16")
+
+
 def test_axes_that_are_always_equal() -> None:
     class Square(nn.Module):
         def __init__(self) -> None:

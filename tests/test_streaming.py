@@ -191,6 +191,17 @@ def test_a_state_of_another_node() -> None:
     refuse(model, "starts from state0, but no output paired with that continues it")
 
 
+def test_lengths_that_the_model_computes() -> None:
+    """They would count from the start of every chunk."""
+    model = network(GRU)
+    node = next(n for n in model.graph.node if n.op_type.startswith("Flash"))
+    lens = helper.make_node("Constant", [], ["three"], value=helper.make_tensor("", onnx.TensorProto.INT32, [1], [3]))
+    model.graph.node.insert(0, lens)
+    node = next(n for n in model.graph.node if n.op_type.startswith("Flash"))
+    node.input[3] = "three"
+    refuse(model, "the lengths of the FlashGRU node 'rnn' are computed in the model")
+
+
 def test_an_output_of_the_final_state() -> None:
     """A classifier on the last state, as an utterance embedding: the last chunk's value is the whole's."""
     model = network(GRU)

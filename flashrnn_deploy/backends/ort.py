@@ -52,7 +52,11 @@ class OrtRunner:
         source = self._prepare(model, device, path)
         options = self._options(ort)
         try:
-            self._session = ort.InferenceSession(source, options, providers=self._providers(ort, device))
+            # NchwcTransformer of ONNX Runtime 1.32 crashes on a float16 file with Transpose between two ops; it serves
+            # convolutions on the CPU
+            self._session = ort.InferenceSession(
+                source, options, providers=self._providers(ort, device), disabled_optimizers=["NchwcTransformer"]
+            )
         except FlashRNNError:
             raise
         except Exception as error:  # ONNX Runtime's own classes share no base but Exception
