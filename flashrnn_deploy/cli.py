@@ -68,8 +68,9 @@ def export(source: str, output: Path, report: Path | None, **options: Any) -> No
     """
     from flashrnn_deploy.exporters import export_file
 
-    facts = export_file(source, output, **options)
-    _write_report(report, facts)
+    with _report_file(report) as write:
+        facts = export_file(source, output, **options)
+        write(facts)
     _print_export(output, facts)
 
 
@@ -83,8 +84,9 @@ def convert(source: Path, output: Path, expose_states: bool, opset: int | None, 
     """Replace the LSTM, GRU and RNN nodes of an ONNX file by the FlashRNN op."""
     from flashrnn_deploy.exporters import convert_file
 
-    facts = convert_file(source, output, expose_states=expose_states, opset=opset)
-    _write_report(report, facts)
+    with _report_file(report) as write:
+        facts = convert_file(source, output, expose_states=expose_states, opset=opset)
+        write(facts)
     _print_export(output, facts)
 
 
@@ -268,20 +270,35 @@ def _print_export(output: Path, facts: Mapping[str, Any]) -> None:
         (kind, t["name"], t["dtype"], t["shape"]) for kind in ("input", "output") for t in facts.get(f"{kind}s", ())
     ]
     _table(str(output), ("", "name", "dtype", "shape"), rows)
-    nodes = [(n.get("name"), n.get("op"), n.get("cell")) for n in facts.get("nodes", ())]
-    _table(f"opset {facts.get('opset')}", ("node", "op", "cell"), nodes)
+    columns = ("name", "op", "action", "reason") if "rewritten" in facts else ("name", "op", "cell")
+    nodes = [[n.get(column) for column in columns] for n in facts.get("nodes", ())]
+    _table(f"opset {facts.get('opset')}", columns, nodes)
     if states := facts.get("states"):
         _table("states", ("input", "output"), states.items())
-    for text in facts.get("warnings", ()):
+    for name, reason in facts.get("states_kept", {}).items():
+        _note(f"{name} got no state input: {reason}")
+    for text in (*facts.get("warnings", ()), *facts.get("notes", ())):
         _note(text)
 
 
-def _write_report(path: Path | None, facts: Mapping[str, Any]) -> None:
-    if path is not None:
-        from flashrnn_deploy.files import new_file
+@contextlib.contextmanager
+def _report_file(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that writes the report; where that cannot work, nothing else is done either."""
+    from flashrnn_deploy.files import new_file
 
-        with new_file(path) as file:
+    if path is None:
+        yield lambda facts: None
+        return
+    if path.suffix != ".json":
+        raise FlashRNNError(
+            f"--report {path}: the report is JSON; name it with .json, so that it replaces no other file"
+        )
+    with new_file(path) as file:
+
+        def write(facts: Mapping[str, Any]) -> None:
             file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+        yield write
 
 
 def _print_json(facts: Any) -> None:

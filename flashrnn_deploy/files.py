@@ -141,7 +141,7 @@ def new_files(directory: Path) -> Iterator[Path]:
                     made.append(folder)
             scratch = Path(tempfile.mkdtemp(prefix=".flashrnn-", dir=parent))
         except OSError as error:
-            raise FlashRNNError(f"cannot write into {directory}: {error.strerror}; choose another -o DIR") from error
+            raise FlashRNNError(f"cannot write into {directory}: {error.strerror}; choose another directory") from error
         yield scratch
         try:
             directory.mkdir(exist_ok=True)
@@ -152,7 +152,7 @@ def new_files(directory: Path) -> Iterator[Path]:
             for file in new:
                 os.replace(file, directory / file.name)
         except OSError as error:
-            raise FlashRNNError(f"cannot write into {directory}: {error.strerror}; choose another -o DIR") from error
+            raise FlashRNNError(f"cannot write into {directory}: {error.strerror}; choose another directory") from error
         made = []
     finally:
         if scratch is not None:

@@ -51,6 +51,10 @@ def run(
     Raises:
         FlashRNNError: a file, an input, the model or the directory is not fit; nothing is written then.
     """
+    for entry in inputs:
+        file = Path(entry.partition("=")[2])
+        if file.resolve().parent == output.resolve():
+            raise FlashRNNError(f"the input {file} lies in the output directory {output}: choose another -o DIR")
     model = load_model(path)
     tensors = tensors_of(model)
     axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)

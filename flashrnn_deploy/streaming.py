@@ -153,6 +153,11 @@ def _check_lengths(model: onnx.ModelProto) -> None:
         ):
             full.update(node.output if _all_full(numpy_helper.to_array(node.attribute[0].t)) else ())
     for node in model.graph.node:
+        if is_standard_rnn(node) and len(node.input) > 4 and node.input[4]:
+            raise FlashRNNError(
+                f"--chunk: the {node_label(node)} has lengths, and an engine resets the final state of a row that has "
+                "ended; convert it to the FlashRNN op, or run without --chunk"
+            )
         if is_flashrnn(node) and node.output[0] not in inputs and node.input[3] not in full:
             raise FlashRNNError(
                 f"--chunk: the lengths of the {node_label(node)} are computed in the model, and would count from the "
@@ -280,8 +285,16 @@ def run_chunks(
     if chunk >= T:
         return runner.infer(feeds)
     head = _cut(feeds, 0, min(T, 2 * chunk), timed, lengths)
-    _compare_head(runner.infer(head), _joined(runner, head, chunk, axes, pairs, timed, lengths), chunk)
+    for probe in (head, _random(head, timed)):  # what a user feeds may be silent just here
+        _compare_head(runner.infer(probe), _joined(runner, probe, chunk, axes, pairs, timed, lengths), chunk)
     return _joined(runner, feeds, chunk, axes, pairs, timed, lengths)
+
+
+def _random(feeds: Mapping[str, Array], timed: Mapping[str, int]) -> dict[str, Array]:
+    """The feeds with every float sequence drawn anew."""
+    rng = np.random.default_rng(0)
+    drawn = {n: rng.standard_normal(feeds[n].shape).astype(feeds[n].dtype) for n in timed if compare.is_float(feeds[n])}
+    return {**feeds, **drawn}
 
 
 def _cut(

@@ -175,12 +175,14 @@ def _against_float64(
     exact = [judge(feeds) for feeds, _ in runs]
     allowed: dict[str, float] = {}
     for evaluate_exactly, others in measured:
-        for (feeds, _), judged in zip(runs, exact, strict=True):
-            expected = judged if evaluate_exactly is judge else evaluate_exactly(feeds)
-            for evaluate in others:
-                for output, array in evaluate(feeds).items():
-                    error = compare.own_error(array, expected[output])
-                    allowed[output] = max(error, allowed.get(output, 0.0))
+        # a further measure, beside the judge's own, may not know every node of the model
+        with contextlib.nullcontext() if evaluate_exactly is judge else contextlib.suppress(FlashRNNError):
+            for (feeds, _), judged in zip(runs, exact, strict=True):
+                expected = judged if evaluate_exactly is judge else evaluate_exactly(feeds)
+                for evaluate in others:
+                    for output, array in evaluate(feeds).items():
+                        error = compare.own_error(array, expected[output])
+                        allowed[output] = max(error, allowed.get(output, 0.0))
     return [
         [
             compare.against_float64(output, array, expected[output], allowed[output], dtype, name)

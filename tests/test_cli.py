@@ -178,3 +178,23 @@ def test_solve_refuses(changes: list[str], message: str) -> None:
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_report_replaces_no_other_file(tmp_path: Path) -> None:
+    """The source, the result or a weight file named as the report is refused before anything is written."""
+    source, target = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    source.write_bytes(b"precious")
+    for report in (source, target, tmp_path / "weights.bin"):
+        result = CliRunner().invoke(main, ["convert", str(source), "-o", str(target), "--report", str(report)])
+        assert result.exit_code == 1
+        assert "the report is JSON" in result.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["old.onnx"]
+    assert source.read_bytes() == b"precious"
+
+
+def test_an_input_in_the_output_directory(tmp_path: Path) -> None:
+    """An output of the same name would replace it."""
+    arguments = ["run", "m.onnx", "--input", f"x={tmp_path / 'x.npy'}", "-o", str(tmp_path)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert "lies in the output directory" in result.stderr

@@ -191,6 +191,27 @@ def test_a_state_of_another_node() -> None:
     refuse(model, "starts from state0, but no output paired with that continues it")
 
 
+def test_silence_hides_nothing() -> None:
+    """A sum over three steps, where the first two chunks of the user's sequence are zero: random ones show it."""
+    model = network(GRU)
+    pads = helper.make_node("Constant", [], ["pads"], value_ints=[1, 0, 0, 1, 0, 0])
+    pad = helper.make_node("Pad", ["x", "pads"], ["padded"])
+    begin, end, axis = (
+        helper.make_node("Constant", [], [n], value_ints=[v]) for n, v in (("s", 2), ("e", 2**31), ("a", 0))
+    )
+    late = helper.make_node("Slice", ["padded", "s", "e", "a"], ["late"])
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == "x":
+                node.input[i] = "late"
+    for node in (late, axis, end, begin, pad, pads):
+        model.graph.node.insert(0, node)
+    feeds = feeds_for(model, GRU)
+    feeds["x"][:20] = 0
+    with pytest.raises(FlashRNNError, match="is not the whole"):
+        chunked(model, feeds, 7)
+
+
 def test_lengths_that_the_model_computes() -> None:
     """They would count from the start of every chunk."""
     model = network(GRU)
