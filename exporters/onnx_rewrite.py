@@ -122,7 +122,7 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
         clip=onnx_rnn.clip,
         relu=onnx_rnn.relu,
     )
-    prefix = node.name or f"{node.op_type}_{next(o for o in node.output if o)}"
+    prefix = node.name or f"{node.op_type}_{next((o for o in node.output if o), 'unused')}"
     build = Builder(scope, prefix, shared.taken)
     if all(isinstance(operand, Constant) or operand is None for operand in (w, r, b)):
         key = (spec.cell, spec.num_directions, data_type, *map(_fingerprint, (w, r, b)))

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.exporters.onnx_files import Weights, is_readable, read_tensor
-from flashrnn_deploy.graph import dim_of, walk_graphs
+from flashrnn_deploy.graph import dim_of, opset_of, walk_graphs
 
 Dims = list[int | str | None]
 
@@ -53,7 +53,7 @@ class Constant:
 
 def make_scopes(model: ModelProto, weights: Weights) -> list[Scope]:
     """The scope of every graph of a skeleton, outer before inner; types and shapes come from ONNX's inference."""
-    opset = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = opset_of(model)
     inferred = walk_graphs(onnx.shape_inference.infer_shapes(model, data_prop=True).graph)
     # Files before IR 4 had to list every initializer as an input; since then the list means "a caller may replace it".
     replaceable = model.ir_version >= 4

@@ -327,3 +327,14 @@ def test_missing_and_escaping_data_files_are_refused(tmp_path: Path) -> None:
 def test_impossible_opsets_are_one_line(opset: int, says: str, tmp_path: Path) -> None:
     with pytest.raises(FlashRNNError, match=says):
         convert(plain_model(17), tmp_path, opset=opset)
+
+
+def test_a_model_without_the_standard_domain(tmp_path: Path) -> None:
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8)
+    onnx.save(model, tmp_path / "in.onnx")
+    report = convert_file(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert (report["rewritten"], report["left"]) == (0, 0)
+    assert (tmp_path / "out.onnx").is_file()

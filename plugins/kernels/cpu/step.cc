@@ -113,10 +113,24 @@ void recurrent_product(const Recurrence& rec, const float* h, int block, int nex
   }
 }
 
-// wx of the next step: rows of a step lie too far apart for the hardware to guess. 1.1 times the speed at D = 128, B
-// = 16.
-FLASHRNN_SIMD void prefetch(const void* from, int bytes) {
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+// What the pointwise part of a tile will touch, fetched to L2 while its product runs. Rows of wx and y lie too far
+// apart for the hardware to guess, and a large R drives the states out of L2 at every step.
+template <class Cell, class T, int blocks>
+FLASHRNN_SIMD void prefetch_tile(const Recurrence& rec, std::int64_t time, int block) {
+  using Element = typename T::Element;
+  const int unit = block * kLanes;
+  for (int row = 0; row < rec.rows; ++row) {
+    const auto* wx = static_cast<const Element*>(rec.wx) + time * rec.wx_time + row * rec.wx_row + unit * Cell::G;
+    const char* lines = reinterpret_cast<const char*>(wx);
+#pragma GCC unroll 32
+    for (int at = 0; at < blocks * kLanes * Cell::G * int{sizeof(Element)}; at += kLineBytes) {
+      __builtin_prefetch(lines + at, 0, 2);
+    }
+    for (int s = 0; s < Cell::S; ++s) {
+      __builtin_prefetch(rec.states + (s * rec.rows + row) * rec.stride + unit, 1, 2);
+    }
+    __builtin_prefetch(static_cast<Element*>(rec.y) + time * rec.y_time + row * rec.y_row + unit, 1, 2);
+  }
 }
 
 // One vector per gate from [unit][gate] in memory, of which `units` exist.
@@ -145,8 +159,8 @@ FLASHRNN_SIMD void write_units(Element* to, int units, F x) {
 
 // The pointwise part of one row and unit block: new states, the next h and y.
 template <class Cell, class T>
-FLASHRNN_SIMD void advance(const Recurrence& rec, std::int64_t time, std::ptrdiff_t next_wx, int row, int block,
-                           const float* h, float* next_h, const F* acc) {
+FLASHRNN_SIMD void advance(const Recurrence& rec, std::int64_t time, int row, int block, const float* h, float* next_h,
+                           const F* acc) {
   using Element = typename T::Element;
   constexpr int G = Cell::G;
   const int unit = block * kLanes, units = rec.D - unit < kLanes ? rec.D - unit : kLanes;
@@ -155,7 +169,6 @@ FLASHRNN_SIMD void advance(const Recurrence& rec, std::int64_t time, std::ptrdif
   if (time < rec.lengths[row]) {
     F x[G], rh[G], b[Cell::Gb], state[Cell::S];
     const Element* wx = static_cast<const Element*>(rec.wx) + time * rec.wx_time + row * rec.wx_row + unit * G;
-    prefetch(wx + next_wx, units * G * static_cast<int>(sizeof(Element)));
     read_gates<G, T>(wx, units, x);
     for (int g = 0; g < G; ++g) rh[g] = acc[g];
     for (int g = 0; g < Cell::Gb; ++g) b[g] = load<F>(rec.b + g * rec.stride + unit);
@@ -175,11 +188,13 @@ void step_tile(const Recurrence& rec, std::int64_t step, std::int64_t time, bool
   const float* h = rec.h[step & 1];
   float* next_h = rec.h[~step & 1];
   F acc[kMaxRows * blocks * Cell::G];
-  if (active) recurrent_product<T, Cell::G, blocks>(rec, h, block, next_block, acc);
-  const std::ptrdiff_t next_wx = step + 1 == rec.T ? 0 : rec.backward ? -rec.wx_time : rec.wx_time;
+  if (active) {
+    prefetch_tile<Cell, T, blocks>(rec, time, block);
+    recurrent_product<T, Cell::G, blocks>(rec, h, block, next_block, acc);
+  }
   for (int row = 0; row < rec.rows; ++row) {
     for (int i = 0; i < blocks; ++i) {
-      advance<Cell, T>(rec, time, next_wx, row, block + i, h, next_h, acc + (row * blocks + i) * Cell::G);
+      advance<Cell, T>(rec, time, row, block + i, h, next_h, acc + (row * blocks + i) * Cell::G);
     }
   }
 }
