@@ -140,18 +140,9 @@ def check_chunkable(
 def _check_lengths(model: onnx.ModelProto) -> None:
     """Lengths are cut per chunk where they are an input; computed ones would count from the start of every chunk."""
     inputs = {node.output[0] for nodes in length_inputs(model).values() for node in nodes}
-    full = {
-        t.name
-        for t in model.graph.initializer
-        if t.data_type == onnx.TensorProto.INT32 and _all_full(numpy_helper.to_array(t))
-    }
-    for node in model.graph.node:
-        if (
-            node.op_type == "Constant"
-            and node.attribute[0].name == "value"
-            and node.attribute[0].t.data_type == onnx.TensorProto.INT32
-        ):
-            full.update(node.output if _all_full(numpy_helper.to_array(node.attribute[0].t)) else ())
+    constants = [(t.name, t) for t in model.graph.initializer]
+    constants += [(n.output[0], n.attribute[0].t) for n in model.graph.node if n.op_type == "Constant" and n.attribute]
+    full = {n for n, t in constants if t.data_type == 6 and np.all(numpy_helper.to_array(t) == FULL_LENGTH)}  # int32
     for node in model.graph.node:
         if is_standard_rnn(node) and len(node.input) > 4 and node.input[4]:
             raise FlashRNNError(
@@ -163,10 +154,6 @@ def _check_lengths(model: onnx.ModelProto) -> None:
                 f"--chunk: the lengths of the {node_label(node)} are computed in the model, and would count from the "
                 "start of every chunk; make them an input, or run without --chunk"
             )
-
-
-def _all_full(lens: Any) -> bool:
-    return bool(np.all(lens == FULL_LENGTH))
 
 
 def _from_final_states(model: onnx.ModelProto, pairs: Mapping[str, str]) -> set[str]:
