@@ -19,24 +19,35 @@ Axes = list[dict[int, str]]
 
 
 def default_axes(seen: Observation) -> Axes:
-    """Axes 0 and 1 of every float input of rank 3 or more, and of every integer input of rank 2 or more.
+    """The axes that may vary where nobody says so.
 
-    They are named batch and time after the first recurrent layer's ``batch_first``. Of a state input axis 1 is the
-    batch, of a lengths input axis 0, and of any other input with one or two axes axis 0 where it has the batch's size.
+    Axes 0 and 1 of every float input of rank 3 or more, and of every integer input of rank 2 or more, named batch and
+    time after the first recurrent layer. Of a state and a lengths input the batch; axis 0 of any other input with one
+    or two axes that has the batch's size there. Without a batch, axis 0 of every float input of rank 2 is time. An axis
+    as long as a loop that the user's code makes over a layer is time too: it is to be refused, not to be frozen unseen.
     """
-    names = (BATCH, TIME) if seen.batch_first else (TIME, BATCH)
     axes: Axes = []
     for value in seen.inputs:
+        tensor, rank = value.tensor, value.tensor.dim()
         if value.is_state:
-            axes.append({1: BATCH})
+            axes.append({} if value.state_batch_axis is None else {value.state_batch_axis: BATCH})
         elif value.is_lens:
             axes.append({0: BATCH})
-        elif not value.feeds_state and value.tensor.dim() >= (3 if value.tensor.is_floating_point() else 2):
-            axes.append(dict(enumerate(names)))
-        elif not value.feeds_state and 1 <= value.tensor.dim() <= 2 and value.tensor.shape[0] == seen.batch:
+        elif value.feeds_state:
+            axes.append({})
+        elif seen.layers and seen.batch is None:
+            axes.append({0: TIME} if rank >= 2 and (seen.has_time or tensor.is_floating_point()) else {})
+        elif rank >= (3 if tensor.is_floating_point() else 2):
+            batch_first = seen.batch_first if seen.has_time else tensor.shape[0] == seen.batch
+            axes.append(dict(enumerate((BATCH, TIME) if batch_first else (TIME, BATCH))))
+        elif rank >= 1 and tensor.shape[0] == seen.batch:
             axes.append({0: BATCH})
         else:
             axes.append({})
+        if seen.unrolled > 1 and not value.is_state and not value.is_lens:
+            for axis, size in enumerate(tensor.shape):
+                if size == seen.unrolled and TIME not in axes[-1].values():
+                    axes[-1].setdefault(axis, TIME)
     return axes
 
 

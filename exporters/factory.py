@@ -93,7 +93,7 @@ def _as_example(result: Any, source: str) -> Example:
         )
     module, args, shapes = (*items, None, None)[:3]
     if args is None:
-        if not isinstance(module, MultiHeadRNN):
+        if not isinstance(module, (MultiHeadRNN, nn.RNNBase)):
             raise FlashRNNError(
                 f"{source} returned a {type(module).__name__} alone; return (module, args) with example args"
             )

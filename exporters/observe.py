@@ -1,21 +1,28 @@
 """What a module's example call tells: names of inputs and outputs, which tensors are states or lengths.
 
-The module runs once in eager mode with hooks on its recurrent layers. A tensor that a layer takes as state, and that
-shares its memory with an argument, makes that argument a state input; outputs are matched in the same way.
+The module runs once in eager mode, and every call of a recurrent layer is recorded. A tensor that a layer takes as
+state, and that shares its memory with an argument, makes that argument a state input; outputs are matched in the same
+way. An argument that reaches a layer's state element by element, unchanged or set to zero, is a state input too: rows
+are reset by a mask like that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.calls import bind, call, tensors_of
+from flashrnn_deploy.exporters.calls import bind, call, tensors_of, varied
 from flashrnn_deploy.exporters.hidden import StatesAsInputs
+from flashrnn_deploy.exporters.layer_calls import LayerCall, record, recording
+from flashrnn_deploy.exporters.swap import visible_path
 from flashrnn_deploy.nn import MultiHeadRNN
 
 
@@ -29,6 +36,7 @@ class Value:
     """(path of the recurrent layer, number of its call, state name) where the tensor is a whole state of one layer."""
     is_state: bool = False
     """A whole state, possibly of several layers."""
+    state_batch_axis: int | None = 1
     is_lens: bool = False
     feeds_state: bool = False
     """Part of a layer's state, whole or not: kept in float32 whatever the dtype of the file."""
@@ -39,8 +47,12 @@ class Observation:
     inputs: list[Value]
     outputs: list[Value]
     batch_first: bool
-    batch: int
-    """Size of the batch in the example."""
+    batch: int | None
+    """Size of the batch in the example, None without a batch or without a recurrent layer."""
+    has_time: bool
+    """Layers run over a sequence; False where all of them are cells that take one step."""
+    unrolled: int
+    """Largest number of steps that the user's own code makes with one layer: more than 1 in a loop over time."""
     layers: list[str] = field(default_factory=list)
 
     @property
@@ -57,24 +69,8 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         FlashRNNError: the call fails, or returns something that holds no tensor.
     """
     inputs = _name_inputs(module, args)
-    calls: list[tuple[str, MultiHeadRNN, dict[str, Any], Any]] = []
-
-    def hook(path: str) -> Any:
-        def record(layer: MultiHeadRNN, args: Any, kwargs: Any, result: Any) -> None:
-            calls.append((path, layer, inspect.signature(layer.forward).bind(*args, **kwargs).arguments, result))
-
-        return record
-
-    handles = [
-        layer.register_forward_hook(hook(path), with_kwargs=True)
-        for path, layer in module.named_modules()
-        if isinstance(layer, MultiHeadRNN)
-    ]
-    try:
+    with _recorded_layers(module) as calls:
         result = call(module, args)
-    finally:
-        for handle in handles:
-            handle.remove()
     if isinstance(module, StatesAsInputs):
         for value, worked_on in zip(inputs[-len(module.state_names) :], module.last_given, strict=True):
             value.tensor = worked_on
@@ -84,34 +80,138 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         outputs = _name_outputs(result)
     if not outputs:
         raise FlashRNNError(f"the module returned {type(result).__name__}, which holds no tensor")
-    for number, (path, layer, arguments, returned) in enumerate(calls):
-        names = layer.spec.definition.states
-        for name, tensor in zip(names, tensors_of(arguments.get("states")), strict=False):
-            _mark(inputs, tensor, (path, number, name))
-        for name, tensor in zip(names, tensors_of(returned[1]), strict=True):
-            _mark(outputs, tensor, (path, number, name))
-        lens = arguments.get("sequence_lens")
+    for number, made in enumerate(calls):
+        for name, tensor in zip(made.states, made.before, strict=False):
+            _mark(inputs, tensor, (made.path, number, name), made.state_batch_axis)
+        for name, tensor in zip(made.states, made.after, strict=True):
+            _mark(outputs, tensor, (made.path, number, name), made.state_batch_axis)
         for value in inputs:
-            if lens is not None and _same_memory(value.tensor, lens):
+            if made.lens is not None and _same_lengths(value.tensor, made.lens):
                 value.is_lens = True
+    shapes = {_shape_of_state(t) for c in calls for t in c.before}
+    if any(not v.is_state and _shape_of_state(v.tensor) in shapes for v in inputs):
+        _mark_reset_states(module, args, inputs, shapes)
     _name_states(inputs, outputs)
-    first = calls[0][1] if calls else None
-    batch_first = first is None or first.batch_first
-    batch = calls[0][2]["x"].shape[0 if batch_first else 1] if calls else 0
-    return Observation(inputs, outputs, batch_first, batch, [path for path, *_ in calls])
+    first = next((c for c in calls if c.time_axis is not None), calls[0] if calls else None)
+    times: dict[str, int] = {}
+    for made in calls:
+        if made.steps == 1:
+            times[made.path] = times.get(made.path, 0) + 1
+    return Observation(
+        inputs,
+        outputs,
+        batch_first=first is None or first.batch_axis == 0,
+        batch=first.batch if first else None,
+        has_time=any(c.time_axis is not None for c in calls),
+        unrolled=max(times.values(), default=0),
+        layers=[made.path for made in calls],
+    )
+
+
+@contextlib.contextmanager
+def _recorded_layers(module: nn.Module) -> Iterator[list[LayerCall]]:
+    """The calls of layers while open: MultiHeadRNN by hooks, stand-ins of others record themselves."""
+
+    def hook(path: str) -> Any:
+        def after(layer: MultiHeadRNN, args: Any, kwargs: Any, result: Any) -> None:
+            given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+            batch_axis = 0 if layer.batch_first else 1
+            record(
+                LayerCall(
+                    path,
+                    layer.spec.definition.states,
+                    tensors_of(given.get("states")),
+                    tensors_of(result[1]),
+                    given["x"],
+                    batch_axis,
+                    1 - batch_axis,
+                    1,
+                    given.get("sequence_lens"),
+                )
+            )
+
+        return after
+
+    parts = dict(module.named_modules())
+    silent = [f"{path}." for path, part in parts.items() if getattr(part, "records_calls", False)]
+    handles = [
+        part.register_forward_hook(hook(visible_path(path)), with_kwargs=True)
+        for path, part in parts.items()
+        if isinstance(part, MultiHeadRNN) and not any(path.startswith(outer) for outer in silent)
+    ]
+    try:
+        with recording() as calls:
+            yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark_reset_states(module: nn.Module, args: tuple[Any, ...], inputs: list[Value], shapes: set[Any]) -> None:
+    """Find inputs that become a layer's state element by element, by the gradient of that state: it is 0 or 1.
+
+    Inputs shaped as a state are drawn at random, for a function such as tanh has a gradient of 1 at zero. All others
+    are 0, then 1: a mask keeps the state at one of them. Where the module has no gradients, nothing is found.
+    """
+    for fill in (0.0, 1.0):
+        leaves, spec = pytree.tree_flatten(varied(args))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                tensor.requires_grad_(_shape_of_state(tensor) in shapes)
+                if not tensor.requires_grad:
+                    tensor.fill_(fill)
+        given = iter([t.clone() for t in tensors])  # in-place updates of a leaf would be refused
+        own = pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        with _recorded_layers(module) as calls, torch.enable_grad():
+            try:
+                module(*own)
+            except RuntimeError:  # some code runs without gradients only, and then nothing can be found this way
+                return
+        candidates = [(v, t) for v, t in zip(inputs, tensors, strict=True) if t.requires_grad and not v.is_state]
+        for number, made in enumerate(calls):
+            for name, state in zip(made.states, made.before, strict=False):
+                if not state.requires_grad or not candidates:
+                    continue
+                wanted = [t for _, t in candidates]
+                gradients = torch.autograd.grad(state.sum(), wanted, retain_graph=True, allow_unused=True)
+                for (value, tensor), gradient in zip(candidates, gradients, strict=True):
+                    if gradient is None or value.is_state or _shape_of_state(tensor) != _shape_of_state(state):
+                        continue
+                    if gradient.any() and ((gradient == 0) | (gradient == 1)).all():
+                        value.feeds_state = value.is_state = True
+                        value.state = (made.path, number, name)
+                        value.state_batch_axis = _axis_like(value.tensor, state, made.state_batch_axis)
+
+
+def _shape_of_state(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(n for n in tensor.shape if n != 1)
+
+
+def _axis_like(tensor: Tensor, state: Tensor, axis: int | None) -> int | None:
+    """The axis of ``tensor`` that is ``axis`` of ``state``, where the two differ in axes of size 1."""
+    if axis is None or tensor.dim() == state.dim():
+        return axis
+    return axis + tensor.dim() - state.dim()
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
     return a.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def _mark(values: list[Value], tensor: Tensor, state: tuple[str, int, str]) -> None:
+def _same_lengths(a: Tensor, b: Tensor) -> bool:
+    """Whether ``b`` is ``a``, or a copy of it in another integer type."""
+    return _same_memory(a, b) or (a.shape == b.shape and not a.is_floating_point() and torch.equal(a.long(), b.long()))
+
+
+def _mark(values: list[Value], tensor: Tensor, state: tuple[str, int, str], batch_axis: int | None) -> None:
     for value in values:
         if _same_memory(value.tensor, tensor):
             value.feeds_state = True
-            if value.tensor.shape == tensor.shape and value.tensor.data_ptr() == tensor.data_ptr():
+            if value.tensor.numel() == tensor.numel() and value.tensor.data_ptr() == tensor.data_ptr():
                 value.state = None if value.is_state else state  # of two layers: neither one's
                 value.is_state = True
+                value.state_batch_axis = _axis_like(value.tensor, tensor, batch_axis)
 
 
 def _name_inputs(module: nn.Module, args: tuple[Any, ...]) -> list[Value]:

@@ -21,12 +21,14 @@ import torch
 from onnx import helper
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy import functions, op
 from flashrnn_deploy.cells import CELL_OF_OP, CELLS
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import axes as axes_
+from flashrnn_deploy.exporters import registry, swap, xlstm_modules
 from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import Example, load_factory
 from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
@@ -34,7 +36,7 @@ from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.opset17 import lower_to_17
 from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
-from flashrnn_deploy.exporters.validate import validate
+from flashrnn_deploy.exporters.validate import like, validate
 from flashrnn_deploy.files import new_file
 from flashrnn_deploy.graph import opset_of, shape_of, walk_nodes
 
@@ -101,7 +103,7 @@ def export(
     the dynamic axes and comparing with the module.
 
     Args:
-        module: holds ``MultiHeadRNN`` layers; it is not changed, and exported in eval mode.
+        module: holds ``MultiHeadRNN``, torch.nn or registered layers; it is not changed, and exported in eval mode.
         args: example arguments of ``forward``; sizes of dynamic axes do not matter.
         dynamic_shapes: which axes may vary, in the form that ``torch.export.export`` takes; default: axes 0 and 1 of
             every float input of rank 3 or more (``axes.default_axes``).
@@ -120,28 +122,51 @@ def export(
     if opset is not None and not DEFAULT_OPSET <= opset <= NEWEST_OPSET:
         raise FlashRNNError(f"opset {opset} is not one of {DEFAULT_OPSET} to {NEWEST_OPSET}")
     op.register_schemas()
-    module, args = _private_copy(module, args)
-    module, args, notes = with_hidden_states(module, args, expose_states)
-    seen = observe(module, args)
-    _check_repeatable(module, args)
+    with swap.runnable_calls():
+        return _export(module, args, dynamic_shapes, dtype, opset, dynamic, static, expose_states)
+
+
+def _export(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any,
+    dtype: str | None,
+    opset: int | None,
+    dynamic: Sequence[str],
+    static: Sequence[str],
+    expose_states: bool,
+) -> Export:
+    original, args = _private_copy(module, args)
+    original, args, notes = with_hidden_states(original, args, expose_states)
+    module, swapped = _swapped(original, args)
+    with swap.stand_ins():
+        seen = observe(module, args)
+    _check_repeatable(original, args)
     if not seen.layers:
-        raise FlashRNNError(f"{type(module).__name__} ran no MultiHeadRNN layer: there is nothing to export")
+        raise FlashRNNError(
+            f"{type(module).__name__} ran no recurrent layer: there is nothing to export (torch.onnx writes such a "
+            f"module; the layers that are known are {', '.join(registry.registered())} and MultiHeadRNN)"
+        )
     axes = axes_.default_axes(seen) if dynamic_shapes is None else axes_.given_axes(seen, module, args, dynamic_shapes)
     axes = axes_.apply_options(seen, axes, dynamic, static)
     if dtype is not None:
-        module, args = _cast(module, args, seen, dtype)
+        original, args = _cast(original, args, seen, dtype)
+        module = module.to(getattr(torch, dtype))
     sizes = axes_.sizes_of(seen, axes)
     args = axes_.resize(args, axes, _traced_sizes(sizes))
-    program = _trace(module, args, axes, seen)
-    _check_ranges(program, module, args, axes, seen)
+    with swap.stand_ins():
+        program = _trace(module, args, axes, seen)
+    upcast = swapped and dtype not in (None, "float32")
+    judge = copy.deepcopy(original).float() if upcast else original  # torch.nn's layers keep half states in half
+    _check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
     model = _to_onnx(program, seen, axes, opset, notes)
     _name_nodes(model)
     states = dict(seen.state_pairs)
     if expose_states:
         states |= expose_default_states(model)
     _finish(model, seen, axes, states)
-    example = Example(module, args)
-    notes += validate(model, module, args, axes, sizes)
+    example = Example(original, args)
+    notes += validate(model, judge, args, axes, sizes, seen, upcast)
     return Export(model, example, _report(model, states, notes))
 
 
@@ -149,26 +174,31 @@ def _private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, 
     """A copy of the module in eval mode, and of the arguments, in which no two share memory.
 
     Raises:
-        FlashRNNError: the module holds a recurrent layer of torch.nn or float64 weights, or cannot be copied, or an
-            argument is empty.
+        FlashRNNError: the module holds float64 weights, or cannot be copied, or an argument is empty or packed.
     """
-    for path, part in module.named_modules():
-        if isinstance(part, (nn.RNNBase, nn.RNNCellBase)):
-            raise FlashRNNError(
-                f"{path or 'the module'} is a torch.nn.{type(part).__name__}; export takes MultiHeadRNN layers (with "
-                "one head they compute the same), or write the module with torch.onnx and use `flashrnn-deploy convert`"
-            )
     if any(t.dtype == torch.float64 for t in (*module.parameters(), *tensors_of(args))):
         raise FlashRNNError("the module or its example is float64, which the op does not have: use .float()")
+    if any(isinstance(a, PackedSequence) for a in pytree.tree_leaves(args, lambda a: isinstance(a, PackedSequence))):
+        raise FlashRNNError(
+            "an example argument is a PackedSequence; give forward a padded tensor and its lengths, and pack them there"
+        )
     for tensor in tensors_of(args):
         if tensor.numel() == 0:
             raise FlashRNNError(f"an example argument is empty ({list(tensor.shape)}): give at least one step and row")
     try:
         module = copy.deepcopy(module).eval()
+        xlstm_modules.runnable(module)
     except Exception as error:  # whatever a module's own attributes raise
         raise FlashRNNError(f"{type(module).__name__} cannot be copied: {_first_line(error)}") from error
     own: tuple[Any, ...] = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, args)
     return module, own
+
+
+def _swapped(original: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, bool]:
+    """A copy of the module whose recurrent layers call the op, and whether any layer was replaced."""
+    flat_call(original, args)  # weights that are made by a call, as torch's older weight_norm does, are up to date then
+    module = copy.deepcopy(original)
+    return module, bool(swap.swap(module))
 
 
 def _check_repeatable(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -388,7 +418,8 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         if op.is_flashrnn(node):
             scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "")
             found = [s for s in re.findall(r"'([^']*)'", scopes) if s]
-            path = found[-2].removeprefix("inner.") if len(found) > 1 else "rnn"
+            path = swap.visible_path(found[-2].removeprefix("inner.")) if len(found) > 1 else ""
+            path = path or "rnn"
             node.name = f"{path}.l{count.setdefault(path, 0)}"
             count[path] += 1
 

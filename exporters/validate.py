@@ -17,10 +17,11 @@ from torch.utils import _pytree as pytree
 from flashrnn_deploy import compare
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.axes import BATCH, Axes, resize
+from flashrnn_deploy.exporters.axes import BATCH, TIME, Axes, resize
 from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import load_factory
 from flashrnn_deploy.exporters.hidden import with_hidden_states
+from flashrnn_deploy.exporters.observe import Observation
 from flashrnn_deploy.graph import free_inputs, shape_of
 from flashrnn_deploy.nn import MultiHeadRNN
 from flashrnn_deploy.shapes import numpy_dtype
@@ -139,9 +140,17 @@ def _feed_default_state(
 
 
 def validate(
-    model: onnx.ModelProto, module: nn.Module, args: tuple[Any, ...], axes: Axes, sizes: dict[str, int]
+    model: onnx.ModelProto,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    axes: Axes,
+    sizes: dict[str, int],
+    seen: Observation,
+    upcast: bool = False,
 ) -> list[str]:
     """Run ``model`` in ONNX Runtime beside ``module`` at two sizes of the dynamic axes that were not traced.
+
+    With ``upcast``, the module is float32 and gets the arguments in float32, whatever the dtype of the file.
 
     Returns:
         notes for the report: what was compared, or that ONNX Runtime is not installed.
@@ -162,9 +171,9 @@ def validate(
         {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()},
         {name: 1 for name in sizes},
     ):
-        some_args = varied(resize(args, axes, other))
+        some_args = _cut_lengths(varied(resize(args, axes, other)), seen, other)
         try:
-            expected = flat_call(module, some_args)
+            expected = flat_call(module, like(module, some_args) if upcast else some_args)
         except FlashRNNError:
             if compared:  # the module itself needs more than one step, as a convolution over time does
                 continue
@@ -178,7 +187,8 @@ def validate(
         except FlashRNNError as error:
             raise FlashRNNError(f"the exported file does not run at {other}: {error}") from error
         for value, tensor in zip(model.graph.output, expected, strict=False):
-            check = compare.against_peer(value.name, actual[value.name], to_numpy(tensor), dtype, "the module")
+            result = _without_pads(actual[value.name], value, tensor, seen)
+            check = compare.against_peer(value.name, result, to_numpy(tensor), dtype, "the module")
             if not check.passed:
                 raise FlashRNNError(
                     f"the exported file does not compute what the module does: output '{value.name}' differs by "
@@ -188,3 +198,35 @@ def validate(
         compared = True
     runner.close()
     return [f"compared with the module: largest error {largest_error:.1e}"]
+
+
+def like(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``args`` with every float tensor in the dtype of the module's weights."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    result: tuple[Any, ...] = pytree.tree_map(
+        lambda a: a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a, args
+    )
+    return result
+
+
+def _cut_lengths(args: tuple[Any, ...], seen: Observation, sizes: dict[str, int]) -> tuple[Any, ...]:
+    """Lengths of at most the number of steps: torch refuses others when it packs a sequence."""
+    values = iter(seen.inputs)
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and next(values).is_lens and TIME in sizes:
+            return leaf.clamp(max=sizes[TIME])
+        return leaf
+
+    result: tuple[Any, ...] = pytree.tree_map(one, args)
+    return result
+
+
+def _without_pads(actual: Array, value: onnx.ValueInfoProto, expected: torch.Tensor, seen: Observation) -> Array:
+    """``actual`` up to the longest row: pad_packed_sequence cuts time there, a file does not (torch_packed.py)."""
+    names = shape_of(value) or []
+    if TIME not in names or not any(v.is_lens for v in seen.inputs) or actual.ndim != expected.dim():
+        return actual
+    axis = names.index(TIME)
+    result: Array = np.take(actual, range(min(actual.shape[axis], expected.shape[axis])), axis)
+    return result

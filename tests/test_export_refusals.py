@@ -258,7 +258,6 @@ def test_observations_of_rank_two_share_the_batch() -> None:
 @pytest.mark.parametrize(
     ("net", "args", "words"),
     [
-        (nn.Sequential(nn.LSTM(4, 4)), (torch.zeros(5, 3, 4),), "0 is a torch.nn.LSTM"),
         (MultiHeadRNN(4, 4).double(), (torch.zeros(5, 3, 4).double(),), "is float64"),
         (MultiHeadRNN(4, 4), (torch.zeros(0, 3, 4),), r"an example argument is empty \(\[0, 3, 4\]\)"),
     ],
