@@ -22,6 +22,8 @@ def _kept_values(module: nn.Module) -> dict[str, Any]:
     kept = {}
     for path, part in module.named_modules():
         attributes = {k: v for k, v in vars(part).items() if k not in ("_parameters", "_modules", "_buffers")}
+        if isinstance(part, nn.RNNBase):
+            del attributes["_flat_weights"]  # torch's list of its weights, made anew where they are parametrized
         for name, value in {**attributes, **part._buffers}.items():
             leaves = pytree.tree_leaves(value)
             if value is None or (leaves and all(isinstance(leaf, Tensor) for leaf in leaves)):

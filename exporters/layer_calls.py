@@ -48,25 +48,42 @@ class LayerCall:
         return 1 if self.time_axis is None else self.x.shape[self.time_axis]
 
 
-_recorded: ContextVar[list[LayerCall] | None] = ContextVar("flashrnn_layer_calls", default=None)
+@dataclass(frozen=True)
+class Recording:
+    """The calls in their order, and every tensor that was used as the lengths of rows."""
+
+    calls: list[LayerCall] = field(default_factory=list)
+    lens: list[Tensor] = field(default_factory=list)
+
+
+_recorded: ContextVar[Recording | None] = ContextVar("flashrnn_layer_calls", default=None)
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[list[LayerCall]]:
+def recording() -> Iterator[Recording]:
     """Collect the calls that stand-ins of layers and functions make while this is open."""
-    calls: list[LayerCall] = []
-    token = _recorded.set(calls)
+    made = Recording()
+    token = _recorded.set(made)
     try:
-        yield calls
+        yield made
     finally:
         _recorded.reset(token)
 
 
 def record(call: LayerCall) -> None:
     """Add a call to the open ``recording``, if there is one."""
-    calls = _recorded.get()
-    if calls is not None:
-        calls.append(call)
+    made = _recorded.get()
+    if made is not None:
+        made.calls.append(call)
+        if call.lens is not None:
+            made.lens.append(call.lens)
+
+
+def record_lengths(lens: Tensor) -> None:
+    """Add lengths that no layer takes to the open ``recording``, if there is one."""
+    made = _recorded.get()
+    if made is not None:
+        made.lens.append(lens)
 
 
 def user_line() -> str:

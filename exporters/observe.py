@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.calls import bind, call, tensors_of, varied
 from flashrnn_deploy.exporters.hidden import StatesAsInputs
-from flashrnn_deploy.exporters.layer_calls import LayerCall, record, recording
+from flashrnn_deploy.exporters.layer_calls import LayerCall, Recording, record, recording
 from flashrnn_deploy.exporters.swap import visible_path
 from flashrnn_deploy.nn import MultiHeadRNN
 
@@ -69,8 +69,9 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         FlashRNNError: the call fails, or returns something that holds no tensor.
     """
     inputs = _name_inputs(module, args)
-    with _recorded_layers(module) as calls:
+    with _recorded_layers(module) as recorded:
         result = call(module, args)
+    calls = recorded.calls
     if isinstance(module, StatesAsInputs):
         for value, worked_on in zip(inputs[-len(module.state_names) :], module.last_given, strict=True):
             value.tensor = worked_on
@@ -85,9 +86,8 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
             _mark(inputs, tensor, (made.path, number, name), made.state_batch_axis)
         for name, tensor in zip(made.states, made.after, strict=True):
             _mark(outputs, tensor, (made.path, number, name), made.state_batch_axis)
-        for value in inputs:
-            if made.lens is not None and _same_lengths(value.tensor, made.lens):
-                value.is_lens = True
+    for value in inputs:
+        value.is_lens = any(_same_lengths(value.tensor, lens) for lens in recorded.lens)
     shapes = {_shape_of_state(t) for c in calls for t in c.before}
     if any(not v.is_state and _shape_of_state(v.tensor) in shapes for v in inputs):
         _mark_reset_states(module, args, inputs, shapes)
@@ -109,7 +109,7 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
 
 
 @contextlib.contextmanager
-def _recorded_layers(module: nn.Module) -> Iterator[list[LayerCall]]:
+def _recorded_layers(module: nn.Module) -> Iterator[Recording]:
     """The calls of layers while open: MultiHeadRNN by hooks, stand-ins of others record themselves."""
 
     def hook(path: str) -> Any:
@@ -140,8 +140,8 @@ def _recorded_layers(module: nn.Module) -> Iterator[list[LayerCall]]:
         if isinstance(part, MultiHeadRNN) and not any(path.startswith(outer) for outer in silent)
     ]
     try:
-        with recording() as calls:
-            yield calls
+        with recording() as recorded:
+            yield recorded
     finally:
         for handle in handles:
             handle.remove()
@@ -163,13 +163,13 @@ def _mark_reset_states(module: nn.Module, args: tuple[Any, ...], inputs: list[Va
                     tensor.fill_(fill)
         given = iter([t.clone() for t in tensors])  # in-place updates of a leaf would be refused
         own = pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-        with _recorded_layers(module) as calls, torch.enable_grad():
+        with _recorded_layers(module) as recorded, torch.enable_grad():
             try:
                 module(*own)
             except RuntimeError:  # some code runs without gradients only, and then nothing can be found this way
                 return
         candidates = [(v, t) for v, t in zip(inputs, tensors, strict=True) if t.requires_grad and not v.is_state]
-        for number, made in enumerate(calls):
+        for number, made in enumerate(recorded.calls):
             for name, state in zip(made.states, made.before, strict=False):
                 if not state.requires_grad or not candidates:
                     continue

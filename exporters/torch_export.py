@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import json
 import logging
@@ -31,12 +32,13 @@ from flashrnn_deploy.exporters import axes as axes_
 from flashrnn_deploy.exporters import registry, swap, xlstm_modules
 from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import Example, load_factory
-from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
+from flashrnn_deploy.exporters.half_states import keep_states_float
+from flashrnn_deploy.exporters.hidden import with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.opset17 import lower_to_17
 from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
-from flashrnn_deploy.exporters.validate import like, validate
+from flashrnn_deploy.exporters.validate import like, valid_lengths, validate
 from flashrnn_deploy.files import new_file
 from flashrnn_deploy.graph import opset_of, shape_of, walk_nodes
 
@@ -161,6 +163,7 @@ def _export(
     _check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
     model = _to_onnx(program, seen, axes, opset, notes)
     _name_nodes(model)
+    keep_states_float(model, [v.name for v in seen.outputs if v.is_state])
     states = dict(seen.state_pairs)
     if expose_states:
         states |= expose_default_states(model)
@@ -227,7 +230,7 @@ def _check_ranges(
                 continue
             lower, upper = bounds.lower, bounds.upper
             split = f"up to {upper}" if upper.is_finite and upper < 2**31 else ""
-            if not split and lower > 2 and _runs_at(module, args, axes, name, int(lower) - 1):
+            if not split and lower > 2 and _runs_at(module, args, axes, seen, name, int(lower) - 1):
                 split = f"from {lower}"
             if split:
                 raise FlashRNNError(
@@ -236,9 +239,11 @@ def _check_ranges(
                 )
 
 
-def _runs_at(module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, name: str, size: int) -> bool:
+def _runs_at(
+    module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, seen: Observation, name: str, size: int
+) -> bool:
     try:
-        flat_call(module, axes_.resize(args, axes, {name: size}))
+        flat_call(module, valid_lengths(axes_.resize(args, axes, {name: size}), seen, {name: size}))
     except FlashRNNError:
         return False
     return True
@@ -281,8 +286,9 @@ def _trace(
         for leaf in leaves
     ]
     shapes = pytree.tree_unflatten(auto, spec)
-    if isinstance(module, StatesAsInputs):  # its forward takes *args, one parameter to torch
-        shapes = (shapes,)
+    fixed = _positional_before_args(module)
+    if fixed is not None:  # what goes to *args is one parameter to torch
+        shapes = (*shapes[:fixed], shapes[fixed:])
     with torch.no_grad(), _quiet():
         try:
             program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
@@ -303,6 +309,12 @@ def _trace(
     return program
 
 
+def _positional_before_args(module: nn.Module) -> int | None:
+    """Number of parameters of forward before ``*args``, None without one."""
+    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
+    return kinds.index(inspect.Parameter.VAR_POSITIONAL) if inspect.Parameter.VAR_POSITIONAL in kinds else None
+
+
 def _user_inputs(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
     names = set(program.graph_signature.user_inputs)
     return [
@@ -319,10 +331,23 @@ def _line_that_fixed(program: torch.export.ExportedProgram, node: torch.fx.Node,
         sloc = getattr(shape_env, "replacements_slocs", {}).get(symbol)
         if value == size and sloc is not None:
             frame = sloc.maybe_user_loc or sloc.framework_loc
-            if hasattr(frame, "lineno"):
-                return f" by {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-            match = re.search(r"([^/\s(]+\.py:\d+ in \w+)", str(frame))
-            return f" by {match[1]}" if match else ""
+            if not hasattr(frame, "lineno"):
+                match = re.search(r"([^/\s(]+\.py:\d+ in \w+)", str(frame))
+                return f" by {match[1]}" if match else ""
+            if Path(frame.filename).is_relative_to(Path(torch.__file__).parent):
+                return _line_that_cuts(program)
+            return f" by {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def _line_that_cuts(program: torch.export.ExportedProgram) -> str:
+    """The same for an operator that takes a tensor apart, as split and unbind do: torch's record names itself there."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and re.match(r"aten\.(select|slice|split|unbind|chunk)", str(node.target)):
+            lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
+            own = [line for line in lines if not Path(line[0]).is_relative_to(Path(torch.__file__).parent)]
+            if own:
+                return f" by {Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}"
     return ""
 
 
@@ -418,8 +443,8 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         if op.is_flashrnn(node):
             scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "")
             found = [s for s in re.findall(r"'([^']*)'", scopes) if s]
-            path = swap.visible_path(found[-2].removeprefix("inner.")) if len(found) > 1 else ""
-            path = path or "rnn"
+            inner = next((s for s in found if swap.CHILD in s.split(".")), found[-2] if len(found) > 1 else "")
+            path = swap.visible_path(inner.removeprefix("inner.")) or "rnn"
             node.name = f"{path}.l{count.setdefault(path, 0)}"
             count[path] += 1
 

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.utils import rnn
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.layer_calls import user_line
+from flashrnn_deploy.exporters.layer_calls import record_lengths, user_line
 from flashrnn_deploy.exporters.replaced import replaced_code
 
 
@@ -72,6 +72,7 @@ def pack(input: Tensor, lengths: Any, batch_first: bool) -> Packed:
             f"pack_padded_sequence{user_line()} got its lengths as Python numbers, which the file would freeze; make "
             "them a tensor argument of forward and pass it on as it is"
         )
+    record_lengths(lengths)
     return Packed(input, lengths, batch_first)
 
 

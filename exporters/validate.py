@@ -171,7 +171,7 @@ def validate(
         {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()},
         {name: 1 for name in sizes},
     ):
-        some_args = _cut_lengths(varied(resize(args, axes, other)), seen, other)
+        some_args = valid_lengths(varied(resize(args, axes, other)), seen, other)
         try:
             expected = flat_call(module, like(module, some_args) if upcast else some_args)
         except FlashRNNError:
@@ -209,14 +209,15 @@ def like(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return result
 
 
-def _cut_lengths(args: tuple[Any, ...], seen: Observation, sizes: dict[str, int]) -> tuple[Any, ...]:
-    """Lengths of at most the number of steps: torch refuses others when it packs a sequence."""
+def valid_lengths(args: tuple[Any, ...], seen: Observation, sizes: dict[str, int]) -> tuple[Any, ...]:
+    """Lengths as torch wants them when it packs a sequence: sorted, and at most the number of steps in ``sizes``."""
     values = iter(seen.inputs)
 
     def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and next(values).is_lens and TIME in sizes:
-            return leaf.clamp(max=sizes[TIME])
-        return leaf
+        if not isinstance(leaf, torch.Tensor) or not next(values).is_lens:
+            return leaf
+        leaf = leaf.sort(descending=True).values if leaf.dim() == 1 else leaf
+        return leaf.clamp(max=sizes[TIME]) if TIME in sizes else leaf
 
     result: tuple[Any, ...] = pytree.tree_map(one, args)
     return result
