@@ -33,7 +33,7 @@ class AllStates:
 
     def __getitem__(self, index: Any) -> Tensor:
         items = index if isinstance(index, tuple) else (index,)
-        if items[0] == 0 and isinstance(items[0], int):
+        if type(items[0]) is int and items[0] == 0:
             return self.hidden[items[1:]] if len(items) > 1 else self.hidden
         whole = slice(None)
         if len(items) >= 3 and all(i == whole for i in items[:2]) and items[2] in (-1, slice(-1, None)):
@@ -84,7 +84,7 @@ def _recurrence(
 ) -> tuple[_Pending, Tensor]:
     """``recurrence(..., all_states=True)`` as ``dropin.flashrnn`` calls it, by the op."""
     y, last = call_op(spec, wx, r, b, lens, initial)
-    record(LayerCall("", ("states",), [initial], [last], wx, 0, 1, 1))
+    record(LayerCall("", ("states",), [initial], [last], wx, 0, 1, 2))
     return _Pending(y, last), last
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +85,7 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
     for number, made in enumerate(calls):
         for name, tensor in zip(made.states, made.before, strict=False):
             _mark(inputs, tensor, (made.path, number, name), made.state_batch_axis)
-        for name, tensor in zip(made.states, made.after, strict=True):
+        for name, tensor in zip(made.states, made.after, strict=False):
             _mark(outputs, tensor, (made.path, number, name), made.state_batch_axis)
     for value in inputs:
         value.is_lens = any(_same_lengths(value.tensor, lens) for lens in recorded.lens)
@@ -121,7 +122,7 @@ def _recorded_layers(module: nn.Module) -> Iterator[Recording]:
                     path,
                     layer.spec.definition.states,
                     tensors_of(given.get("states")),
-                    tensors_of(result[1]),
+                    tensors_of(result[1]) if isinstance(result, tuple) else [],  # a subclass may give y alone
                     given["x"],
                     batch_axis,
                     1 - batch_axis,
@@ -189,10 +190,12 @@ def _shape_of_state(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _axis_like(tensor: Tensor, state: Tensor, axis: int | None) -> int | None:
-    """The axis of ``tensor`` that is ``axis`` of ``state``, where the two differ in axes of size 1."""
+    """The axis of ``tensor`` that is ``axis`` of ``state``, one of them a view of the other."""
     if axis is None or tensor.dim() == state.dim():
         return axis
-    return axis + tensor.dim() - state.dim()
+    before = math.prod(state.shape[:axis])
+    fits = [a for a, n in enumerate(tensor.shape) if n == state.shape[axis] and math.prod(tensor.shape[:a]) == before]
+    return fits[0] if fits else None
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

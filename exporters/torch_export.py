@@ -33,7 +33,7 @@ from flashrnn_deploy.exporters import registry, swap, xlstm_modules
 from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import Example, load_factory
 from flashrnn_deploy.exporters.half_states import keep_states_float
-from flashrnn_deploy.exporters.hidden import with_hidden_states
+from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.opset17 import lower_to_17
 from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY
@@ -162,7 +162,7 @@ def _export(
     judge = copy.deepcopy(original).float() if upcast else original  # torch.nn's layers keep half states in half
     _check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
     model = _to_onnx(program, seen, axes, opset, notes)
-    _name_nodes(model)
+    _name_nodes(model, isinstance(module, StatesAsInputs))
     keep_states_float(model, [v.name for v in seen.outputs if v.is_state])
     states = dict(seen.state_pairs)
     if expose_states:
@@ -189,8 +189,7 @@ def _private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, 
         if tensor.numel() == 0:
             raise FlashRNNError(f"an example argument is empty ({list(tensor.shape)}): give at least one step and row")
     try:
-        module = copy.deepcopy(module).eval()
-        xlstm_modules.runnable(module)
+        module = xlstm_modules.runnable(copy.deepcopy(module).eval())
     except Exception as error:  # whatever a module's own attributes raise
         raise FlashRNNError(f"{type(module).__name__} cannot be copied: {_first_line(error)}") from error
     own: tuple[Any, ...] = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, args)
@@ -436,15 +435,15 @@ def _finish(model: onnx.ModelProto, seen: Observation, axes: axes_.Axes, states:
     onnx.checker.check_model(model, full_check=True)
 
 
-def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name each flashrnn node after its layer's place in the module: rnn.l0, rnn.l1, ..."""
+def _name_nodes(model: onnx.ModelProto, wrapped: bool) -> None:
+    """Name each flashrnn node after its layer's place in the module, or in the one inside: rnn.l0, rnn.l1, ..."""
     count: dict[str, int] = {}
     for node in walk_nodes(model):
         if op.is_flashrnn(node):
             scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "")
             found = [s for s in re.findall(r"'([^']*)'", scopes) if s]
             inner = next((s for s in found if swap.CHILD in s.split(".")), found[-2] if len(found) > 1 else "")
-            path = swap.visible_path(inner.removeprefix("inner.")) or "rnn"
+            path = swap.visible_path(inner.removeprefix("inner.") if wrapped else inner) or "rnn"
             node.name = f"{path}.l{count.setdefault(path, 0)}"
             count[path] += 1
 

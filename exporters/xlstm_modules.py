@@ -85,15 +85,18 @@ def _heads(y: Tensor, H: int, D: int) -> Tensor:
     return y.reshape(*y.shape[:-1], H, D)
 
 
-def runnable(module: nn.Module) -> None:
-    """Replace CUDA cells by vanilla ones where there is no GPU, in place: the module itself can then be called."""
+def runnable(module: nn.Module) -> nn.Module:
+    """``module`` with CUDA cells replaced by vanilla ones where there is no GPU: it can then be called."""
     package: Any = sys.modules.get(_MODULE)
     if package is None or torch.cuda.is_available():
-        return
+        return module
+    if type(module) is package.sLSTMCell_cuda:
+        return _vanilla(package, module)
     for parent in list(module.modules()):
         for name, cell in list(parent.named_children()):
             if type(cell) is package.sLSTMCell_cuda:
                 setattr(parent, name, _vanilla(package, cell))
+    return module
 
 
 def _vanilla(package: Any, cell: Any) -> nn.Module:
