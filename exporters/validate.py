@@ -111,24 +111,33 @@ def _call_by_name(
 def _feed_default_state(
     module: nn.Module, input_name: str, packed: torch.Tensor, final: dict[str, torch.Tensor]
 ) -> list[Any]:
-    """Hooks that feed ``<layer>.l<k>.states`` [S, N, B, H*D] to a MultiHeadRNN and read its final states back."""
+    """Hooks that feed ``<layer>.l<k>.states`` [S, N, B, H*D] to a layer and read its final states back."""
     path, _, layer_index = input_name.removesuffix(".states").rpartition(".l")
-    parts = dict(module.named_modules())
-    layer = parts.get(path, module)
-    if not isinstance(layer, MultiHeadRNN) or not layer_index.isdigit():
+    layer = dict(module.named_modules()).get(path, module)
+    if not isinstance(layer, (MultiHeadRNN, nn.RNNBase)) or not layer_index.isdigit():
         raise FlashRNNError(f"input '{input_name}' of the model belongs to no argument and no layer of the module")
-    k, N, S = int(layer_index), layer.spec.num_directions, layer.spec.definition.num_states
-    rows = slice(k * N, (k + 1) * N)
+    if isinstance(layer, nn.RNNBase) and layer.proj_size:
+        raise FlashRNNError(
+            f"input '{input_name}' of the model is the state of a projected LSTM before its projection, which the "
+            "module does not have; verify a file that was exported without --expose-states"
+        )
+    if isinstance(layer, MultiHeadRNN):
+        keyword, N, S = "states", layer.spec.num_directions, layer.spec.definition.num_states
+    else:
+        keyword, N, S = "hx", 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
+    rows = slice(int(layer_index) * N, (int(layer_index) + 1) * N)
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        states = kwargs.get("states", args[1] if len(args) > 1 else None)
+        states = kwargs.get(keyword, args[1] if len(args) > 1 else None)
         if states is None:
             shape = (S, layer.num_layers * N, packed.shape[2], layer.hidden_size)
             states = packed.new_zeros(shape).unbind(0)
         states = [s.clone() for s in ((states,) if isinstance(states, torch.Tensor) else states)]
         for state, given in zip(states, packed, strict=True):
             state[rows] = given
-        return (args[0], tuple(states), *args[2:]), {n: v for n, v in kwargs.items() if n != "states"}
+        return (args[0], states[0] if S == 1 else tuple(states), *args[2:]), {
+            n: v for n, v in kwargs.items() if n != keyword
+        }
 
     def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         final[input_name] = torch.stack([s[rows] for s in tensors_of(result[1])])
