@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -53,6 +54,11 @@ def trained(module: nn.Module, seed: int = 0, scale: float = 0.7) -> nn.Module:
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * scale / max(1, parameter.dim()) ** 0.5
     return module.eval()
+
+
+def rare(*values: Any) -> Any:
+    """A row of parameters for the full run only."""
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def ops(result: Export) -> list[str]:

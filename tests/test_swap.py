@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from exported import check, ops, rows, trained
+from exported import check, ops, rare, rows, trained
 from torch import Tensor, nn
 
 from flashrnn_deploy.errors import FlashRNNError
@@ -202,7 +202,7 @@ def test_state_shared_by_two_layers_has_no_pair() -> None:
     assert result.report["states"] == {}
 
 
-@pytest.mark.parametrize("function", [torch.tanh, nn.Linear(HIDDEN, HIDDEN), lambda h: h.flip(-1) * 0.5])
+@pytest.mark.parametrize("function", [torch.tanh, rare(nn.Linear(HIDDEN, HIDDEN)), rare(lambda h: h.flip(-1) * 0.5)])
 def test_an_input_that_only_influences_a_state_is_none(function: Any) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -216,7 +216,7 @@ def test_an_input_that_only_influences_a_state_is_none(function: Any) -> None:
     assert result.report["states"] == {}
 
 
-@pytest.mark.parametrize("how", ["float", "inverted", "bool"])
+@pytest.mark.parametrize("how", [rare("float"), "inverted", "bool"])
 def test_masks_that_reset_a_state(how: str) -> None:
     def body(rnn: Any, x: Tensor, h: Tensor, mask: Tensor) -> Any:
         if how == "bool":

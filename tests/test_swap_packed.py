@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported import check, outputs_of, rows, trained
+from exported import check, outputs_of, rare, rows, trained
 from onnx import TensorProto
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
@@ -52,7 +52,7 @@ LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
 }
 
 
-@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("states", [rare(False), True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_lengths_are_an_input(name: str, states: bool) -> None:
     """Traced at (7, 5, 5); run at (11, 1), and at unsorted lengths. h_n is the state after each row's own end."""
@@ -135,7 +135,7 @@ def test_padding_without_a_layer_is_masked() -> None:
     check(trained(Masks()), (rows(1, 3, 7, IN), torch.tensor([7, 5, 5])), [(rows(2, 2, 4, IN), torch.tensor([1, 4]))])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int64, rare(torch.int32)])
 def test_no_cast_of_lengths_is_left_to_the_engine(dtype: torch.dtype) -> None:
     layer = trained(nn.GRU(IN, HIDDEN, batch_first=True))
     x, lens = arguments(layer, 7, [7, 5, 5])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported import check, ops, outputs_of, rows, trained
+from exported import check, ops, outputs_of, rare, rows, trained
 from torch import nn
 
 from flashrnn_deploy import streaming
@@ -53,7 +53,7 @@ def check_layer(kind: str, states: bool = False, atol: float = 1e-5, **options: 
 
 
 MATRIX = [(k, n, b) for k, n, b in itertools.product(KINDS, (1, 2), (False, True))]
-QUICK = [("lstm", 2, True), ("gru", 1, True), ("gru", 2, False), ("rnn", 1, False), ("relu", 2, True)]
+QUICK = [("lstm", 2, True), ("gru", 2, False), ("rnn", 1, False)]
 
 
 @pytest.mark.parametrize(("kind", "num_layers", "bidirectional"), QUICK)
@@ -75,7 +75,7 @@ def test_matrix(kind: str, num_layers: int, bidirectional: bool, bias: bool, bat
     [
         ("relu", {"bidirectional": True, "batch_first": True}),
         ("lstm", {"bidirectional": True, "num_layers": 2}),
-        ("gru", {"bidirectional": True, "num_layers": 2}),
+        rare("gru", {"bidirectional": True, "num_layers": 2}),
     ],
 )
 def test_final_states_in_torch_order(kind: str, options: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_final_states_in_torch_order(kind: str, options: dict[str, Any]) -> None
     assert result.report["states"] == {n: f"{n}_out" for n in names}
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, rare(False)])
 def test_gru_reset_form(bias: bool) -> None:
     """The candidate's recurrent bias is inside the reset: summing the two biases is wrong by 0.1."""
     layer = trained(nn.GRU(IN, HIDDEN, bias=bias))
@@ -100,7 +100,7 @@ def test_candidate_biases_are_never_summed() -> None:
     assert biases("lstm", [b_ih[:4]], [b_hh[:4]], 4).flatten().tolist() == [0, 11, 22, 33]
 
 
-@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("states", [rare(False), True])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_projection(bidirectional: bool, states: bool) -> None:
     """h of size 3 and c of size 6; a given h0 acts on the first step only, the last one of a backward row."""
@@ -143,7 +143,7 @@ CELLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", ["lstm", "gru", "relu", rare("rnn")])
 def test_cells_step(kind: str) -> None:
     """A model of one step: the batch is dynamic, states are named and paired."""
     cell = trained(CELLS[kind](IN, HIDDEN))
@@ -193,7 +193,7 @@ def test_dropout_is_that_of_eval() -> None:
     np.testing.assert_allclose(outputs_of(result, (rows(2, 9, 2, IN),))["output"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [rare("float16"), "bfloat16"])
 def test_half_precision(dtype: str) -> None:
     """States stay float32 in the file, h_n feeds a half-precision layer behind, and the module is the judge."""
 
