@@ -28,7 +28,7 @@ from flashrnn_deploy.graph import opset_of, walk_nodes
 from flashrnn_deploy.op import register_schemas
 
 SLOW_WITHOUT_LIBRARY = (
-    "without a plugin library the converted file is 4 to 6 times slower than ONNX Runtime's own LSTM on a CPU; "
+    "without a plugin library the converted file is up to 5 times slower than ONNX Runtime's own LSTM on a CPU; "
     "`flashrnn-deploy build-plugins` makes one"
 )
 

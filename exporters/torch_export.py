@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
-import io
 import json
-import logging
 import re
-import traceback
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +15,6 @@ import onnxscript
 import torch
 from onnx import helper
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
@@ -38,7 +31,8 @@ from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.opset17 import lower_to_17
 from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
-from flashrnn_deploy.exporters.validate import like, valid_lengths, validate
+from flashrnn_deploy.exporters.tracing import check_ranges, first_line, quiet, symbol_names, trace, traced_sizes
+from flashrnn_deploy.exporters.validate import like, validate
 from flashrnn_deploy.files import new_file
 from flashrnn_deploy.graph import opset_of, shape_of, walk_nodes
 
@@ -155,12 +149,12 @@ def _export(
         original, args = _cast(original, args, seen, dtype)
         module = module.to(getattr(torch, dtype))
     sizes = axes_.sizes_of(seen, axes)
-    args = axes_.resize(args, axes, _traced_sizes(sizes))
+    args = axes_.resize(args, axes, traced_sizes(sizes))
     with swap.stand_ins():
-        program = _trace(module, args, axes, seen)
+        program = trace(module, args, axes, seen)
     upcast = swapped and dtype not in (None, "float32")
     judge = copy.deepcopy(original).float() if upcast else original  # torch.nn's layers keep half states in half
-    _check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
+    check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
     model = _to_onnx(program, seen, axes, opset, notes)
     _name_nodes(model, isinstance(module, StatesAsInputs))
     keep_states_float(model, [v.name for v in seen.outputs if v.is_state])
@@ -191,7 +185,7 @@ def _private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, 
     try:
         module = xlstm_modules.runnable(copy.deepcopy(module).eval())
     except Exception as error:  # whatever a module's own attributes raise
-        raise FlashRNNError(f"{type(module).__name__} cannot be copied: {_first_line(error)}") from error
+        raise FlashRNNError(f"{type(module).__name__} cannot be copied: {first_line(error)}") from error
     own: tuple[Any, ...] = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, args)
     return module, own
 
@@ -214,51 +208,6 @@ def _check_repeatable(module: nn.Module, args: tuple[Any, ...]) -> None:
             )
 
 
-def _check_ranges(
-    program: torch.export.ExportedProgram, module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, seen: Observation
-) -> None:
-    """Refuse an axis whose sizes the module's code divides into cases, of which a file would hold one.
-
-    torch keeps the range of sizes for which its trace holds. A smallest size is fine where the module fails below it.
-    """
-    for value, entry, node in zip(seen.inputs, axes, _user_inputs(program), strict=True):
-        for axis, name in entry.items():
-            symbol = node.meta["val"].shape[axis].node.expr
-            bounds = program.range_constraints.get(symbol)
-            if bounds is None:
-                continue
-            lower, upper = bounds.lower, bounds.upper
-            split = f"up to {upper}" if upper.is_finite and upper < 2**31 else ""
-            if not split and lower > 2 and _runs_at(module, args, axes, seen, name, int(lower) - 1):
-                split = f"from {lower}"
-            if split:
-                raise FlashRNNError(
-                    f"input '{value.name}' axis {axis} ({name}) would hold for sizes {split} only, since the module's "
-                    f"code branches or cuts at that size; rewrite it, or accept it with --static {value.name}:{axis}"
-                )
-
-
-def _runs_at(
-    module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, seen: Observation, name: str, size: int
-) -> bool:
-    try:
-        flat_call(module, valid_lengths(axes_.resize(args, axes, {name: size}), seen, {name: size}))
-    except FlashRNNError:
-        return False
-    return True
-
-
-def _traced_sizes(sizes: dict[str, int]) -> dict[str, int]:
-    """Sizes to trace at: torch takes a size of 1 for a constant, and may take equal sizes for the same dimension."""
-    traced: dict[str, int] = {}
-    for name, size in sizes.items():
-        size = max(size, 2)
-        while size in traced.values():
-            size += 1
-        traced[name] = size
-    return traced
-
-
 def _cast(module: nn.Module, args: tuple[Any, ...], seen: Observation, dtype: str) -> tuple[nn.Module, tuple[Any, ...]]:
     """A copy of the module in ``dtype``, and the arguments likewise; states stay float32."""
     torch_dtype = getattr(torch, dtype)
@@ -272,82 +221,6 @@ def _cast(module: nn.Module, args: tuple[Any, ...], seen: Observation, dtype: st
 
     args = pytree.tree_map(one, args)
     return copy.deepcopy(module).to(torch_dtype), args
-
-
-def _trace(
-    module: nn.Module, args: tuple[Any, ...], axes: axes_.Axes, seen: Observation
-) -> torch.export.ExportedProgram:
-    """``torch.export`` with automatic axes, and a refusal that names the line which fixed an axis."""
-    entries = iter(axes)
-    leaves, spec = pytree.tree_flatten(args)
-    auto = [
-        {axis: torch.export.Dim.AUTO for axis in next(entries)} if isinstance(leaf, torch.Tensor) else None
-        for leaf in leaves
-    ]
-    shapes = pytree.tree_unflatten(auto, spec)
-    fixed = _positional_before_args(module)
-    if fixed is not None:  # what goes to *args is one parameter to torch
-        shapes = (*shapes[:fixed], shapes[fixed:])
-    with torch.no_grad(), _quiet():
-        try:
-            program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-        except FlashRNNError:
-            raise
-        except Exception as error:
-            raise FlashRNNError(f"torch.export cannot trace {type(module).__name__}: {_first_line(error)}") from error
-    inputs = _user_inputs(program)
-    for value, entry, node in zip(seen.inputs, axes, inputs, strict=True):
-        for axis, name in entry.items():
-            size = node.meta["val"].shape[axis]
-            if is_concrete_int(size):
-                where = _line_that_fixed(program, node, int(size))
-                raise FlashRNNError(
-                    f"input '{value.name}' axis {axis} ({name}) would be frozen at {size}{where}; rewrite that line "
-                    f"without a loop or Python number over the axis, or accept it with --static {value.name}:{axis}"
-                )
-    return program
-
-
-def _positional_before_args(module: nn.Module) -> int | None:
-    """Number of parameters of forward before ``*args``, None without one."""
-    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
-    return kinds.index(inspect.Parameter.VAR_POSITIONAL) if inspect.Parameter.VAR_POSITIONAL in kinds else None
-
-
-def _user_inputs(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    names = set(program.graph_signature.user_inputs)
-    return [
-        node
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names and isinstance(node.meta.get("val"), torch.Tensor)
-    ]
-
-
-def _line_that_fixed(program: torch.export.ExportedProgram, node: torch.fx.Node, size: int) -> str:
-    """The words "by FILE:LINE in FUNCTION", from torch's record of why a symbol became a number."""
-    shape_env = node.meta["val"].fake_mode.shape_env
-    for symbol, value in shape_env.replacements.items():
-        sloc = getattr(shape_env, "replacements_slocs", {}).get(symbol)
-        if value == size and sloc is not None:
-            frame = sloc.maybe_user_loc or sloc.framework_loc
-            if not hasattr(frame, "lineno"):
-                match = re.search(r"([^/\s(]+\.py:\d+ in \w+)", str(frame))
-                return f" by {match[1]}" if match else ""
-            if Path(frame.filename).is_relative_to(Path(torch.__file__).parent):
-                return _line_that_cuts(program)
-            return f" by {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return ""
-
-
-def _line_that_cuts(program: torch.export.ExportedProgram) -> str:
-    """The same for an operator that takes a tensor apart, as split and unbind do: torch's record names itself there."""
-    for node in program.graph.nodes:
-        if node.op == "call_function" and re.match(r"aten\.(select|slice|split|unbind|chunk)", str(node.target)):
-            lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
-            own = [line for line in lines if not Path(line[0]).is_relative_to(Path(torch.__file__).parent)]
-            if own:
-                return f" by {Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}"
-    return ""
 
 
 def _translate(
@@ -374,8 +247,8 @@ def _translate(
 def _to_onnx(
     program: torch.export.ExportedProgram, seen: Observation, axes: axes_.Axes, opset: int | None, notes: list[str]
 ) -> onnx.ModelProto:
-    symbols = _symbol_names(program, seen, axes)
-    with torch.no_grad(), _quiet():
+    symbols = symbol_names(program, seen, axes)
+    with torch.no_grad(), quiet():
         try:
             converted = torch.onnx.export(
                 program,
@@ -387,7 +260,7 @@ def _to_onnx(
                 verbose=False,
             )
         except Exception as error:
-            raise FlashRNNError(f"torch.onnx cannot write the model: {_first_line(error)}") from error
+            raise FlashRNNError(f"torch.onnx cannot write the model: {first_line(error)}") from error
     assert converted is not None
     model = converted.model_proto
     _rename_dims(model, symbols)
@@ -396,22 +269,6 @@ def _to_onnx(
             raise FlashRNNError(f"--opset 17: {reason}; leave --opset out or give a newer one")
         notes.append(f"written at opset 18: {reason}")
     return model
-
-
-def _symbol_names(program: torch.export.ExportedProgram, seen: Observation, axes: axes_.Axes) -> dict[str, str]:
-    """torch's symbol (s27) -> the dimension's name; one symbol with two names is refused."""
-    names: dict[str, str] = {}
-    where: dict[str, str] = {}
-    for value, entry, node in zip(seen.inputs, axes, _user_inputs(program), strict=True):
-        for axis, name in entry.items():
-            symbol, place = str(node.meta["val"].shape[axis]), f"{value.name}:{axis}"
-            if names.setdefault(symbol, name) != name:
-                raise FlashRNNError(
-                    f"{where[symbol]} ({names[symbol]}) and {place} ({name}) are always equal in this model; "
-                    f"give them one name with --dynamic {place}={names[symbol]}, or fix one with --static {place}"
-                )
-            where.setdefault(symbol, place)
-    return names
 
 
 def _rename_dims(model: onnx.ModelProto, symbols: dict[str, str]) -> None:
@@ -495,32 +352,3 @@ def _report(model: onnx.ModelProto, states: dict[str, str], notes: list[str]) ->
         "states": states,
         "warnings": notes,
     }
-
-
-def _first_line(error: BaseException) -> str:
-    """The deepest cause in one line, with the last line of the user's code that it passed."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    libraries = (Path(torch.__file__).parent, Path(op.__file__).parent, Path(__file__).parent)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(lib) for lib in libraries)
-    ]
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch's progress prints and deprecation notes; errors still propagate."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        sink = io.StringIO()  # torch prints progress, and whole graphs when it fails
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
