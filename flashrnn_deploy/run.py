@@ -15,7 +15,7 @@ from flashrnn_deploy.op import is_flashrnn
 from flashrnn_deploy.shapes import axes_of, tensors_of
 
 BODY_NOTE = (
-    "the FlashRNN op runs on the function body in the file, 4 to 6 times slower than a plugin library: build one with "
+    "the FlashRNN op runs on the function body in the file, up to 5 times slower than a plugin library: build one with "
     "`flashrnn-deploy build-plugins` and pass it with --plugins"
 )
 
