@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from cpu_library import CACHE
 
 OLD_RUNTIMES = ("1.17.3", "1.20.1")
-CACHE = Path(__file__).parents[1] / ".cache"
 
 
 def environment(version: str) -> dict[str, str]:

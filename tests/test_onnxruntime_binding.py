@@ -31,12 +31,12 @@ from cpu_library import (
     tool_environment,
 )
 from onnx import helper, numpy_helper
+from runtimes import OLD_RUNTIMES, environment
 
 from flashrnn_deploy import __version__
 from flashrnn_deploy.op import INPUTS, OUTPUTS, RNNSpec
 
 SPEC = RNNSpec("lstm", num_heads=2, head_dim=5)
-OLD_RUNTIMES = ("1.17.3", "1.20.1")
 HEADER_PACKAGE = "com.github.asus4.onnxruntime@0.4.9"  # its API version is 29; no wheel on PyPI ships the header
 
 
@@ -346,18 +346,6 @@ print("passed")
 """
 
 
-def runtime_folder(version: str) -> Path:
-    """ONNX Runtime of that version in a folder of its own, kept between test runs."""
-    folder = CACHE / f"ort-{version}"
-    if not (folder / "onnxruntime").is_dir():
-        packages = [f"onnxruntime=={version}", "numpy<2"]
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *packages]
-        done = subprocess.run([str(p) for p in pip], capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"pip cannot install onnxruntime {version}: {done.stderr.strip()[-200:]}")
-    return folder
-
-
 @pytest.mark.skipif(bool(SANITIZE), reason="an older runtime's interpreter start is not ours to sanitize")
 @pytest.mark.parametrize("version", [*OLD_RUNTIMES, ort.__version__])
 def test_runtime_version(version: str, tmp_path: Path) -> None:
@@ -370,11 +358,9 @@ def test_runtime_version(version: str, tmp_path: Path) -> None:
     bad = model(SPEC, body=False)
     attribute(bad, "layout").i = 2
     onnx.save(bad, tmp_path / "bad.onnx")
-    environment = dict(os.environ)
-    if version in OLD_RUNTIMES:
-        environment["PYTHONPATH"] = str(runtime_folder(version))
+    variables = environment(version) if version in OLD_RUNTIMES else dict(os.environ)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, tmp_path, library(), version], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", CHILD, tmp_path, library(), version], env=variables, capture_output=True, text=True
     )
     assert done.stdout == "passed\n", done.stderr
 
