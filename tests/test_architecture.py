@@ -14,7 +14,7 @@ import flashrnn_deploy
 
 CORE = Path(flashrnn_deploy.__file__).parent
 HEAVY = ("torch", "onnxruntime", "tensorrt", "pycuda", "onnxscript", "matplotlib")
-MAY_CALL_EXPORTERS = {"cli.py", "verify.py", "quickstart.py"}  # inside function bodies
+MAY_CALL_EXPORTERS = {"commands/models.py", "verify.py", "quickstart.py"}  # inside function bodies
 NEEDS_TORCH = {"nn.py", "recurrence.py", "dropin.py", "parity.py"}  # nothing else imports them at its top
 FILES = sorted(p for p in CORE.rglob("*.py") if not {"exporters", "plugins"} & set(p.relative_to(CORE).parts))
 
@@ -93,5 +93,9 @@ main(sys.argv[1:])
 
 
 def test_no_file_is_overgrown() -> None:
-    for path in (p for p in FILES if p.name in ("cli.py", "verify.py", "streaming.py", "shapes.py", "info.py")):
+    for path in (
+        p
+        for p in FILES
+        if p.parent.name == "commands" or p.name in ("verify.py", "streaming.py", "shapes.py", "info.py")
+    ):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 350, path

@@ -1,0 +1,71 @@
+"""Commands on kernels: solve and build-plugins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flashrnn_deploy.commands.terminal import PATH, print_json, progress, table
+
+
+@click.command()
+@click.option("--cell", required=True, help="lstm, gru, elman or slstm.")
+@click.option("--heads", "num_heads", type=int, default=1, show_default=True)
+@click.option("--head-dim", type=int, required=True)
+@click.option("--directions", "num_directions", type=int, default=1, show_default=True)
+@click.option("--batch", type=int, default=1, show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--gpu", required=True, help="Name of a GPU, for example h200.")
+@click.option("--explain", is_flag=True, help="List how many candidates each constraint removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print the solution alone on stdout, as JSON.")
+def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> None:
+    """Choose the kernel configuration of one layer on one GPU. Needs no GPU."""
+    from flashrnn_deploy import gpus, kernel_config
+    from flashrnn_deploy.op import RNNSpec
+
+    facts = kernel_config.solve(RNNSpec(**spec), batch, gpus.get(gpu)).to_dict()
+    if as_json:
+        print_json(facts)
+        return
+    reasons = facts.pop("explain")
+    table("solution", ("", ""), facts.items())
+    if explain:
+        table("explain", ("constraint", "candidates removed"), [(r["constraint"], r["removed"]) for r in reasons])
+
+
+@click.command("build-plugins")
+@click.argument("models", nargs=-1, required=True, type=PATH, metavar="MODEL...")
+@click.option("--gpu", "gpu_names", multiple=True, required=True, metavar="cpu|GPU", help="Repeat it; local: this one.")
+@click.option("-o", "--output", type=PATH, required=True, help="Directory for libflashrnn.so and the build.")
+@click.option("--batch", "batches", multiple=True, type=int, help="Batch to choose kernels for (1, 4, 16 and 64).")
+@click.option("--nvcc", type=PATH, help="CUDA compiler, 11.4 or newer; that on PATH by default.")
+@click.option("--toolchain", type=PATH, help="CMake toolchain file, to build for another host architecture.")
+@click.option("--tensorrt-include", type=PATH, help="TensorRT headers; not available yet.")
+@click.option("--jobs", type=int, help="Compilers at once; one per processor by default.")
+@click.option("--allow-warnings", is_flag=True, help="Do not stop at a compiler's warnings.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the output of CMake and the compilers.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report alone on stdout, as JSON.")
+def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json: bool, **options: Any) -> None:
+    """Compile libflashrnn.so for the FlashRNN ops of the models.
+
+    --gpu cpu needs g++, CMake and Ninja; a GPU needs nvcc too, but no GPU.
+    """
+    from flashrnn_deploy import build
+
+    with progress(verbose) as (show, log):
+        report = build.build_plugins(models, output=output, progress=show, log=log, **options)
+    if as_json:
+        print_json(report)
+        return
+    rows = [
+        (k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], "yes" if k["estimate"] else "")
+        for k in report["kernels"]
+    ]
+    if rows:
+        table("kernels", ("node", "gpu", "batch", "kernel", "predicted us per step", "estimate"), rows)
+    click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
+
+
+COMMANDS = (solve, build_plugins)
