@@ -8,6 +8,7 @@ from typing import Any
 
 from flashrnn_deploy import feeds, streaming
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.coverage import cuda_notes
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files, write_outputs
 from flashrnn_deploy.graph import walk_nodes
@@ -67,6 +68,8 @@ def run(
         runner = make_runner(backend, model, plugins, device, path)
         if backend == "onnxruntime" and not plugins and any(is_flashrnn(node) for node in walk_nodes(model)):
             note(BODY_NOTE)
+        if device == "cuda" and plugins:
+            runner.notes.extend(cuda_notes(model, plugins))
         for text in runner.notes:
             note(text)
         if chunk is None:

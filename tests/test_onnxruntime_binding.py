@@ -401,6 +401,7 @@ static_assert(ours::kFloat == int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
 static_assert(ours::kInt32 == int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32});
 static_assert(ours::kFloat16 == int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16});
 static_assert(ours::kBfloat16 == int{ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16});
+static_assert(ours::kWarning == int{ORT_LOGGING_LEVEL_WARNING});
 static_assert(ours::kRequired == int{INPUT_OUTPUT_REQUIRED} && ours::kDefaultMemory == int{OrtMemTypeDefault});
 static_assert(offsetof(ours::OrtCustomOp, version) == offsetof(::OrtCustomOp, version));
 static_assert(sizeof(ours::OrtCustomOp) == offsetof(::OrtCustomOp, GetMayInplace));

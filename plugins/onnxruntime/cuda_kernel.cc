@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <sstream>
+
 #include "../kernels/cuda/launch.h"
 #include "kernel.h"
 #include "status.h"
@@ -43,10 +45,24 @@ CudaKernel::CudaKernel(const OrtApi& api, const OrtKernelInfo* node, Cell cell, 
   params_.cell = cell;
   params_.dtype = dtype;
   params_.attributes = read_attributes(api, node, cell);
+  check(api, api.KernelInfo_GetLogger(node, &logger_));
+}
+
+void CudaKernel::tell_of_fallback(const Params& params) const {
+  if (params.B == 0 || cuda::is_specialised(params)) return;
+  std::call_once(told_, [&] {
+    std::ostringstream text;
+    text
+        << info(params.cell).op_type << " of " << params.H << " heads of " << params.D
+        << " units: this library holds no kernel of its own for it on this GPU, and the slower alternating kernel runs "
+           "it; flashrnn-deploy build-plugins MODEL --gpu NAME builds what there is for a model";
+    check(api_, api_.Logger_LogMessage(logger_, kWarning, text.str().c_str(), __FILE__, __LINE__, __func__));
+  });
 }
 
 void CudaKernel::compute(OrtKernelContext* context) const {
   const Params params = bind(api_, context, params_);
+  tell_of_fallback(params);
   void* stream = nullptr;
   check(api_, api_.KernelContext_GetGPUComputeStream(context, &stream));
   const Workspace workspace(params, static_cast<cudaStream_t>(stream));

@@ -14,6 +14,7 @@ struct OrtSessionOptions;
 struct OrtCustomOpDomain;
 struct OrtKernelInfo;
 struct OrtKernelContext;
+struct OrtLogger;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtShapeInferContext;
 
@@ -25,6 +26,7 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 enum ElementType : int { kUndefined = 0, kFloat = 1, kInt32 = 6, kFloat16 = 10, kBfloat16 = 16 };
 enum Characteristic : int { kRequired = 0 };
 enum MemoryType : int { kDefaultMemory = 0 };
+enum LoggingLevel : int { kWarning = 2 };
 
 using Unused = void (*)();
 
@@ -67,7 +69,12 @@ struct OrtApi {
   OrtStatus* (*HasSessionConfigEntry)(const OrtSessionOptions* options, const char* key, int* out);
   OrtStatus* (*GetSessionConfigEntry)(const OrtSessionOptions* options, const char* key, char* value,
                                       std::size_t* size);
-  Unused _239[10];
+  Unused _239[6];
+  OrtStatus* (*KernelInfo_GetLogger)(const OrtKernelInfo* info, const OrtLogger** logger);
+  Unused _246[1];
+  OrtStatus* (*Logger_LogMessage)(const OrtLogger* logger, LoggingLevel level, const char* message, const char* file,
+                                  int line, const char* function);
+  Unused _248[1];
   OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, std::size_t index, int* is_constant,
                                                   const OrtValue** out);
   Unused _250[18];

@@ -85,10 +85,14 @@ cudaError_t launch_row(int index, const Params& p, void* workspace, cudaStream_t
   return kTable[index].launch(tensors_of(p, kSpinLimit), stream);
 }
 
+bool is_specialised(const Params& p) { return choose_kernel(p) != kNone; }
+
 std::size_t workspace_bytes(const Params& p) {
   if (!sizes_fit(p) || p.B == 0 || choose_kernel(p) != kNone) return 0;
   return alternating_workspace_bytes(p);
 }
+
+std::size_t max_workspace_bytes(const Params& p) { return sizes_fit(p) ? alternating_workspace_bytes(p) : 0; }
 
 cudaError_t launch(const Params& p, void* workspace, cudaStream_t stream) {
   if (!sizes_fit(p)) return cudaErrorInvalidValue;

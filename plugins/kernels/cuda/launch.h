@@ -21,6 +21,14 @@ inline constexpr std::uint32_t kSpinLimit = 1u << 26;
 // address will do; the content on entry does not matter.
 std::size_t workspace_bytes(const Params& params);
 
+// The most that any batch of up to params.B needs on any device with any build's kernels: for engines that reserve
+// memory when a plan is made, possibly elsewhere.
+std::size_t max_workspace_bytes(const Params& params);
+
+// Whether a kernel of this build is made for this call's layer and batch on the current device. Where none is, launch()
+// takes the alternating kernel.
+bool is_specialised(const Params& params);
+
 // Launches the call on `stream`: a specialised kernel of this build where one fits the layer, the batch and the current
 // device, else the alternating kernel, which fits anything. The choice does not depend on T: a sequence in chunks gives
 // the bits of the whole sequence.
