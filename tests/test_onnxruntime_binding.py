@@ -266,6 +266,24 @@ def test_output_shapes_are_inferred(layout: int, dtype: str) -> None:
     assert y.type == f"tensor({dtype.replace('float32', 'float')})"
 
 
+def test_a_dimension_without_a_name_stays_unknown() -> None:
+    """ONNX Runtime takes -1 for a size and works it into a Reshape behind the op, which then has two of them."""
+    proto = model(SPEC, body=False)
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+    units = numpy_helper.from_array(np.array([2, 5]), "units")
+    steps = helper.make_node("Shape", ["y"], ["steps"], end=2)
+    shape = helper.make_node("Concat", ["steps", "units"], ["shape"], axis=0)
+    proto.graph.node.extend([steps, shape, helper.make_node("Reshape", ["y", "shape"], ["heads"])])
+    proto.graph.initializer.append(units)
+    proto.graph.output.append(helper.make_tensor_value_info("heads", onnx.TensorProto.FLOAT, [None] * 4))
+    inputs = tensors(SPEC, 3, 2)
+    y, heads = make_session(proto).run(["y", "heads"], {n: inputs[n] for n in INPUTS})
+    assert heads.shape == (3, 2, 2, 5)
+    np.testing.assert_array_equal(heads.reshape(y.shape), y)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_constant_weight_gives_the_same_bits(dtype: str) -> None:
     spec = RNNSpec("gru", num_heads=2, head_dim=37, num_directions=2, dtype=dtype)

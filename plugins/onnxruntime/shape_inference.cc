@@ -1,5 +1,6 @@
 #include "shape_inference.h"
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -10,16 +11,16 @@ namespace flashrnn::ort {
 namespace {
 
 // A shape in which unknown dims are -1; those with a name carry it.
-struct Shape {
+struct SymbolicShape {
   ElementType type;
   Dims dims;
   std::vector<std::string> names;
 };
 
-Shape input_shape(const OrtApi& api, OrtShapeInferContext* context, Input index) {
+SymbolicShape input_shape(const OrtApi& api, OrtShapeInferContext* context, Input index) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api.ShapeInferContext_GetInputTypeShape(context, index, &info));  // the context keeps `info`
-  Shape shape{kUndefined, dims_of(api, info), {}};
+  SymbolicShape shape{kUndefined, dims_of(api, info), {}};
   check(api, api.GetTensorElementType(info, &shape.type));
   std::vector<const char*> names(shape.dims.size(), "");
   check(api, api.GetSymbolicDimensions(info, names.data(), names.size()));
@@ -27,7 +28,14 @@ Shape input_shape(const OrtApi& api, OrtShapeInferContext* context, Input index)
   return shape;
 }
 
-void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, const Shape& shape) {
+// A dim without a name would become the size -1, which data propagation carries into a Reshape behind the op. Two dims
+// of one name would be equal sizes.
+std::string unknown_name() {
+  static std::atomic<unsigned> count{0};
+  return "flashrnn_unknown_" + std::to_string(count++);
+}
+
+void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, const SymbolicShape& shape) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api, api.CreateTensorTypeAndShapeInfo(&info));
   const struct Release {
@@ -35,8 +43,12 @@ void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, 
     OrtTensorTypeAndShapeInfo* info;
     ~Release() { api.ReleaseTensorTypeAndShapeInfo(info); }
   } release{api, info};
+  std::vector<std::string> fresh(shape.names);
   std::vector<const char*> names;
-  for (const std::string& name : shape.names) names.push_back(name.c_str());
+  for (std::size_t i = 0; i < fresh.size(); ++i) {
+    if (shape.dims[i] < 0 && fresh[i].empty()) fresh[i] = unknown_name();
+    names.push_back(fresh[i].c_str());
+  }
   check(api, api.SetTensorElementType(info, shape.type));
   check(api, api.SetDimensions(info, shape.dims.data(), shape.dims.size()));
   check(api, api.SetSymbolicDimensions(info, names.data(), names.size()));
@@ -49,21 +61,21 @@ void set_output(const OrtApi& api, OrtShapeInferContext* context, Output index, 
 // A rank of 0 is how a runtime reports an input of unknown rank: nothing is said about an output that depends on it.
 void infer_shapes(const OrtApi& api, OrtShapeInferContext* context, Cell cell) {
   const char* label = info(cell).op_type;
-  const Shape wx = input_shape(api, context, kWx), r = input_shape(api, context, kR);
-  const Shape states = input_shape(api, context, kInitialStates);
+  const SymbolicShape wx = input_shape(api, context, kWx), r = input_shape(api, context, kR);
+  const SymbolicShape states = input_shape(api, context, kInitialStates);
   const struct {
-    const Shape& shape;
+    const SymbolicShape& shape;
     const char* name;
     std::size_t rank;
   } expected[] = {{wx, "wx", 3}, {r, "r", 5}, {states, "initial_states", 4}};
   for (const auto& [shape, name, rank] : expected) {
     const std::size_t got = shape.dims.size();
     if (got != 0 && got != rank) {
-      refuse(label, ": ", name, " has shape ", text(shape.dims), ", expected rank ", rank);
+      refuse(label, ": ", name, " has shape ", text(shape_of(shape.dims)), ", expected rank ", rank);
     }
   }
   if (!wx.dims.empty()) {
-    Shape y = wx;
+    SymbolicShape y = wx;
     const bool known = !r.dims.empty() && r.dims[0] > 0 && r.dims[2] > 0 && r.dims[3] > 0;
     y.dims[2] = known ? r.dims[0] * r.dims[2] * r.dims[3] : -1;
     y.names[2].clear();
