@@ -10,7 +10,11 @@
 
 namespace flashrnn::cuda {
 
-enum class Mode : int { kLocal, kCluster };
+enum class Mode : int { kLocal, kCluster, kGrid };
+
+// What bounds the memory of the grid mode: units of a head, units of all heads' tiles of one launch (a call of more is
+// several launches), and bytes per unit.
+inline constexpr int kLargestGridHead = 4096, kLargestGridUnits = 512 * 256, kGridBytesPerUnit = 96;
 
 // How a cell meets mma.m16n8k16. Rows of R are dealt so that one lane owns all gates of its (unit, row) pairs and needs
 // no shuffle before the pointwise part: with 4 gates, 8 units take two m-tiles, rows 0-7 and 8-15 of each being two
@@ -40,7 +44,9 @@ struct Config {
   static constexpr int kRegisterKSteps = kRegisterKSteps_;
   static constexpr int kSets = kAccumulatorSets_;
   static constexpr int kRing = kRingDepth_;
+  static constexpr int kReplicas = kReplicas_;
   static constexpr bool kSpareWarp = kSpareWarp_ != 0;
+  static constexpr int kBlocks = kD / kUnitsPerBlock;  // that share one head and tile of the batch
 
   static constexpr int kGates = num_gates(kCell), kStates = num_states(kCell);
   using Tile = Tiling<kGates>;
@@ -66,11 +72,13 @@ struct Config {
 
   static_assert(kType != DType::kFloat32, "tensor cores have no float32 product");
   static_assert(kMode == Mode::kCluster || kClusterSize == 1, "cluster_size is 1 outside the cluster mode");
-  static_assert(kClusterSize * kUnitsPerBlock == kD, "a cluster, or a block, holds one head");
+  static_assert(kD % kUnitsPerBlock == 0, "whole blocks");
+  static_assert(kMode == Mode::kGrid || kClusterSize == kBlocks, "a cluster, or a block, holds one head");
   static_assert(kD % (32 * kKWarps) == 0, "k-steps come in pairs");
   static_assert(kUnitsPerBlock % (Tile::kUnits * kRowWarps) == 0, "whole groups of units per warp");
   static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "batch_tile is 1, 2, 4 or 8");
-  static_assert(kTilesPerBlock_ == 1 && kReplicas_ == 1, "not offered by these modes");
+  static_assert(kTilesPerBlock_ == 1, "not offered");
+  static_assert(kMode == Mode::kGrid || kReplicas == 1, "only the grid mode has copies of h");
   static_assert(kSpareWarp == (kMode == Mode::kLocal), "the local mode has a spare warp, the cluster mode none");
   static_assert(kSets == 1 || kSets == 2, "one or two accumulator sets");
   static_assert(kRegisterKSteps >= 0 && kRegisterKSteps <= kKSteps && kRegisterKSteps % 2 == 0, "pairs of k-steps");

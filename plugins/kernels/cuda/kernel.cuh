@@ -3,14 +3,16 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "grid.cuh"
 #include "kernel.h"
 #include "local.cuh"
 
 namespace flashrnn::cuda {
 
+// Heads' tiles of the batch: clusters, or blocks of the local mode.
 template <class C>
-std::int64_t num_blocks(const Tensors& t) {
-  return static_cast<std::int64_t>(t.N) * t.H * ((t.B + C::kRows - 1) / C::kRows) * C::kClusterSize;
+std::int64_t num_groups(const Tensors& t) {
+  return static_cast<std::int64_t>(t.N) * t.H * ((t.B + C::kRows - 1) / C::kRows);
 }
 
 template <class C, Mode kMode>
@@ -71,16 +73,77 @@ struct Launcher<C, Mode::kCluster> {
 };
 #endif
 
+// Blocks wait for each other, so all of a launch are resident at once: a cooperative launch, which is refused
+// otherwise. Groups of blocks do not, so a call of more groups than fit is several launches.
+template <class C>
+struct Launcher<C, Mode::kGrid> {
+  static constexpr auto kernel = grid_kernel<C>;
+  static constexpr int kShared = GridShared<C>::kBytes;
+  static constexpr std::int64_t kMostGroups = kLargestGridUnits / C::kD;
+  static cudaError_t prepare(int& resident) {
+    int device = 0, processors = 0, cooperative = 0, per_processor = 0;
+    if (cudaError_t error = cudaGetDevice(&device)) return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device)) return error;
+    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
+      return error;
+    }
+    const cudaError_t error =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, C::kThreads, kShared);
+    resident = cooperative != 0 ? per_processor * processors / C::kBlocks : 0;
+    return error;
+  }
+  static std::int64_t groups_at_once(const Tensors& t) {
+    return num_groups<C>(t) < kMostGroups ? num_groups<C>(t) : kMostGroups;
+  }
+  static cudaError_t launch(const Tensors& given, int resident, cudaStream_t stream) {
+    const std::int64_t groups = num_groups<C>(given);
+    const std::int64_t most = resident < groups_at_once(given) ? resident : groups_at_once(given);
+    if (groups > INT_MAX) return cudaErrorInvalidValue;
+    for (std::int64_t first = 0; first < groups; first += most) {
+      const std::int64_t count = groups - first < most ? groups - first : most;
+      Tensors t = given;
+      t.first_group = static_cast<int>(first);
+      if (t.T > 1) {  // the first step exchanges nothing
+        const std::size_t bytes = static_cast<std::size_t>(count) * Packets<C>::kGroupBytes;
+        if (cudaError_t error = cudaMemsetAsync(t.workspace, 0, bytes, stream)) return error;
+      }
+      void* arguments[] = {&t};
+      const unsigned blocks = static_cast<unsigned>(count) * C::kBlocks;
+      if (cudaError_t error = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), blocks, C::kThreads,
+                                                          arguments, kShared, stream)) {
+        return error;
+      }
+    }
+    return cudaSuccess;
+  }
+};
+
 template <class C>
 cudaError_t Kernel<C>::prepare(int& resident) {
   return Launcher<C, C::kMode>::prepare(resident);
 }
 
 template <class C>
-cudaError_t Kernel<C>::launch(const Tensors& t, cudaStream_t stream) {
-  const std::int64_t blocks = num_blocks<C>(t);
-  if (blocks > INT_MAX) return cudaErrorInvalidValue;
-  return Launcher<C, C::kMode>::launch(t, static_cast<unsigned>(blocks), stream);
+std::size_t Kernel<C>::workspace_bytes(const Tensors& t) {
+  if constexpr (C::kMode == Mode::kGrid) {
+    return static_cast<std::size_t>(Launcher<C, C::kMode>::groups_at_once(t)) * Packets<C>::kGroupBytes;
+  } else {
+    (void)t;
+    return 0;
+  }
+}
+
+template <class C>
+cudaError_t Kernel<C>::launch(const Tensors& t, int resident, cudaStream_t stream) {
+  if constexpr (C::kMode == Mode::kGrid) {
+    return Launcher<C, C::kMode>::launch(t, resident, stream);
+  } else {
+    (void)resident;
+    const std::int64_t blocks = num_groups<C>(t) * C::kBlocks;
+    if (blocks > INT_MAX) return cudaErrorInvalidValue;
+    return Launcher<C, C::kMode>::launch(t, static_cast<unsigned>(blocks), stream);
+  }
 }
 
 }  // namespace flashrnn::cuda

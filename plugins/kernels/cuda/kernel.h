@@ -14,7 +14,9 @@ struct Kernel {
   // Sets the kernel's attributes on the current device; `resident` becomes how many heads' tiles run at once, 0 where
   // the device cannot hold one.
   static cudaError_t prepare(int& resident);
-  static cudaError_t launch(const Tensors& tensors, cudaStream_t stream);
+  static std::size_t workspace_bytes(const Tensors& tensors);
+  // `resident` is what prepare() said on this device.
+  static cudaError_t launch(const Tensors& tensors, int resident, cudaStream_t stream);
 };
 
 struct KernelRow {
@@ -26,7 +28,8 @@ struct KernelRow {
   Mode mode;
   int head_dim, cluster_size, units_per_block, batch_tile;
   cudaError_t (*prepare)(int& resident);
-  cudaError_t (*launch)(const Tensors& tensors, cudaStream_t stream);
+  std::size_t (*workspace_bytes)(const Tensors& tensors);
+  cudaError_t (*launch)(const Tensors& tensors, int resident, cudaStream_t stream);
 };
 
 inline constexpr int kNone = -1;

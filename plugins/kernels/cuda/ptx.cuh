@@ -91,6 +91,31 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// 16 bytes in global memory as two words of 64 bits, each of which is read or written whole, at gpu scope and in no
+// order.
+__device__ __forceinline__ uint4 load_relaxed_16(const void* p) {
+  uint4 v;
+  asm volatile(
+      "{.reg .b64 a, b;\nld.relaxed.gpu.global.v2.b64 {a, b}, [%4];\n"
+      "mov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p)
+      : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_relaxed_16_if(bool wanted, void* p, uint4 v) {
+  asm volatile(
+      "{.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.u32 p, %0, 0;\n"
+      "mov.b64 a, {%2, %3};\nmov.b64 b, {%4, %5};\n@p st.relaxed.gpu.global.v2.b64 [%1], {a, b};}" ::"r"(
+          static_cast<int>(wanted)),
+      "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_if(bool wanted, const void* p) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p prefetch.global.L2 [%1];}" ::"r"(static_cast<int>(wanted)),
+               "l"(p));
+}
+
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");

@@ -22,6 +22,8 @@ struct Tensors {
   int len_stride;                               // 0: one length for every row
   int reverse;
   std::uint32_t spin_limit;
+  void* workspace;  // grid mode: the packets of h
+  int first_group;  // grid mode: of (direction, head, tile of the batch), where a call takes several launches
   CellOptions options;
   // Whether vector accesses are aligned. They change no result, only its speed.
   bool wide_rows;  // a row of wx in pieces of 16 bytes

@@ -41,9 +41,9 @@ struct Place {
 };
 template <class C>
 __device__ __forceinline__ Place place_of(const Tensors& t) {
-  const int block = static_cast<int>(blockIdx.x), group = block / C::kClusterSize;
+  const int block = static_cast<int>(blockIdx.x), group = t.first_group + block / C::kBlocks;
   const int tiles = (t.B + C::kRows - 1) / C::kRows;
-  return {group / tiles, group % tiles * C::kRows, block % C::kClusterSize * C::kUnitsPerBlock};
+  return {group / tiles, group % tiles * C::kRows, block % C::kBlocks * C::kUnitsPerBlock};
 }
 
 // --- R: in registers, the rest in shared memory as [warp][group][tile][k-step][lane] of 16 bytes ---

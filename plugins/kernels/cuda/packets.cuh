@@ -1,0 +1,125 @@
+// How blocks anywhere on the device hand h(t) to each other: packets in global memory that say themselves whether they
+// are new. No flag, no fence, no reset, and no bound on h.
+//
+// A packet is one aligned 64-bit word: four neighbouring units of a row of the batch, rounded. |h| < 2 leaves bit 14,
+// the top of the exponent, of each of the four free, in float16 and bfloat16. In the first one it holds the phase,
+// which tells h(t) from h(t - 2) in the same slot; in the second one it says that the packet is long: some value is
+// beyond 2, infinite or NaN. The values of a long packet follow in a place of their own, each word of two with the step
+// in a 64-bit word. Two slots take turns, and the memory is zero when a launch starts: h(1) and h(2) have phase 1.
+//
+// Why this is right, by the memory consistency model of PTX (docs/design.md has it at length):
+// - Packets are written and read by relaxed operations of 64 bits at gpu scope (a vector of two is two of them), so a
+//   value and its phase arrive together.
+// - One thread writes a packet's place in every step, hence in the order zero, h(t), h(t + 2), ... A reader that has
+//   seen h(t) cannot see what was before it again (SC per location). It waits for the other phase, which only
+//   h(t + 2) has.
+// - h(t + 4), of the phase of h(t), cannot be there yet, nor h(t + 2) where h(t) is awaited: its sums need all of
+//   h(t + 1), which needs what this reader still waits for. No value comes out of thin air.
+#pragma once
+
+#include "blocks.cuh"
+
+namespace flashrnn::cuda {
+
+inline constexpr std::uint32_t kPhaseBit = 1u << 14, kLongBit = 1u << 30, kTopBits = kPhaseBit | kLongBit;
+
+template <class C>
+struct Packets {
+  // Of one head and tile of the batch, by 32 units, row, 8 units: two packets. Copies spread the polls over L2.
+  static constexpr int kCopyBytes = C::kD * C::kRows * 2;
+  static constexpr int kSlotBytes = C::kReplicas * kCopyBytes;
+  static constexpr int kLong = 2 * kSlotBytes, kLongSlotBytes = 2 * kCopyBytes;
+  static constexpr int kGroupBytes = kLong + 2 * kLongSlotBytes;
+  static constexpr int kPairBytes = C::kRows * 64;  // 32 units: two k-steps
+  static constexpr int kPairs = C::kKSteps / 2;
+  static_assert(kMessages<C> * C::kReplicas <= 32, "a lane sends one message to one copy");
+  static_assert(C::kD <= kLargestGridHead && kGroupBytes <= kGridBytesPerUnit * C::kD, "config.h bounds the memory");
+
+  const char* from;       // copy of this block, first slot: this lane's two packets of the first pair of k-steps
+  const char* long_from;  // the same of long packets
+  char* to[C::kOwned];    // this lane's message of a group, in its copy of the first slot
+  char* long_to[C::kOwned];
+  int message;
+  bool sends, sends_long;
+
+  __device__ __forceinline__ Packets(const Tensors& t, const Place& place, const Lane<C>& lane)
+      : message(lane.lane % kMessages<C>) {
+    const int block = static_cast<int>(blockIdx.x);
+    char* const group = static_cast<char*>(t.workspace) + static_cast<std::int64_t>(block / C::kBlocks) * kGroupBytes;
+    const int first = lane.k_warp * kPairs * kPairBytes + lane.source_row() * 64 + lane.q * 16;
+    from = group + block % C::kReplicas * kCopyBytes + first;
+    long_from = group + kLong + 2 * first;
+    const int copy = lane.lane / kMessages<C>;
+    sends = copy < C::kReplicas, sends_long = copy == 0;
+#pragma unroll
+    for (int i = 0; i < C::kOwned; ++i) {
+      const int unit = place.first_unit + lane.group_unit(lane.owned_group(i)) + message / C::kRows * 8;
+      const int at = unit / 32 * kPairBytes + message % C::kRows * 64 + unit % 32 * 2;
+      to[i] = group + (sends ? copy : 0) * kCopyBytes + at;
+      long_to[i] = group + kLong + 2 * at;
+    }
+  }
+
+  // 8 units of a row of h(s), as `gather` gives them, for group i of the warp. `slot` is s % 2.
+  __device__ __forceinline__ void send(uint4 v, int i, int slot, std::uint32_t phase, int s) const {
+    const bool low = ((v.x | v.y) & kTopBits) != 0, high = ((v.z | v.w) & kTopBits) != 0;
+    const uint4 packets = {low ? phase | kLongBit : v.x | phase, low ? 0 : v.y,  //
+                           high ? phase | kLongBit : v.z | phase, high ? 0 : v.w};
+    ptx::store_relaxed_16_if(sends, to[i] + slot * kSlotBytes, packets);
+    if (sends_long && (low || high)) {
+      char* const at = long_to[i] + slot * kLongSlotBytes;
+      const std::uint32_t step = static_cast<std::uint32_t>(s);
+      ptx::store_relaxed_16_if(low, at, {v.x, step, v.y, step});
+      ptx::store_relaxed_16_if(high, at + 16, {v.z, step, v.w, step});
+    }
+  }
+
+  // This lane's part of h(s); ends the kernel with an error after `limit` polls. Lanes of a warp may leave it apart.
+  __device__ __forceinline__ void receive(Hidden<C>& h, int slot, std::uint32_t phase, int s,
+                                          std::uint32_t limit) const {
+    const char* const at = from + slot * kSlotBytes;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) h[p] = ptx::load_relaxed_16(at + p * kPairBytes);
+    for (std::uint32_t polls = 0;; ++polls) {
+      if (polls > limit) __trap();
+      bool missing = false;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        if ((((h[p].x ^ phase) | (h[p].z ^ phase)) & kPhaseBit) != 0) {
+          missing = true;
+          h[p] = ptx::load_relaxed_16(at + p * kPairBytes);
+        }
+      }
+      if (!missing) break;
+    }
+    std::uint32_t any = 0;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      h[p].x ^= phase, h[p].z ^= phase;
+      any |= h[p].x | h[p].z;
+    }
+    if ((any & kLongBit) != 0) receive_long(h, long_from + slot * kLongSlotBytes, static_cast<std::uint32_t>(s), limit);
+  }
+
+ private:
+  // The values of long packets in place of what said that they are long.
+  __device__ __forceinline__ static void receive_long(Hidden<C>& h, const char* at, std::uint32_t step,
+                                                      std::uint32_t limit) {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const bool low = (h[p].x & kLongBit) != 0, high = (h[p].z & kLongBit) != 0;
+      if (!low && !high) continue;
+      for (std::uint32_t polls = 0;; ++polls) {
+        if (polls > limit) __trap();
+        const uint4 a = ptx::load_relaxed_16(at + 2 * p * kPairBytes);
+        const uint4 b = ptx::load_relaxed_16(at + 2 * p * kPairBytes + 16);
+        if ((low && (a.y != step || a.w != step)) || (high && (b.y != step || b.w != step))) continue;
+        if (low) h[p].x = a.x, h[p].y = a.z;
+        if (high) h[p].z = b.x, h[p].w = b.z;
+        break;
+      }
+    }
+  }
+};
+
+}  // namespace flashrnn::cuda
