@@ -17,15 +17,25 @@ from onnx import ModelProto, helper
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import onnx_files
+from flashrnn_deploy.exporters.onnx_damage import check_meaning, checker_message
 from flashrnn_deploy.exporters.onnx_files import Weights
-from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_batch_first, is_onnx_rnn, why_left
+from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_batch_first, is_onnx_rnn, located_nodes, why_left
 from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_opset
 from flashrnn_deploy.exporters.onnx_rewrite import Row, Shared, rewrite_scope
 from flashrnn_deploy.exporters.onnx_scope import make_scopes
-from flashrnn_deploy.exporters.states import all_names, expose_states, kept_states, write_axes
+from flashrnn_deploy.exporters.onnx_shapes import correct_shapes
+from flashrnn_deploy.exporters.states import (
+    AXES_KEY,
+    all_names,
+    expose_states,
+    kept_states,
+    write_axes,
+    write_metadata,
+)
+from flashrnn_deploy.files import json_metadata
 from flashrnn_deploy.functions import add_functions
 from flashrnn_deploy.graph import opset_of, walk_nodes
-from flashrnn_deploy.op import register_schemas
+from flashrnn_deploy.op import is_flashrnn, register_schemas
 
 SLOW_WITHOUT_LIBRARY = (
     "without a plugin library the converted file is up to 5 times slower than ONNX Runtime's own LSTM on a CPU; "
@@ -46,18 +56,20 @@ def convert_file(
 
     Returns:
         The report: ``rewritten`` and ``left`` count nodes, ``nodes`` lists them with ``name``, ``path``, ``op``,
-        ``action`` and ``reason``; ``opset`` and ``source_opset``; ``states`` pairs the new inputs with their outputs,
-        ``states_kept`` says why a node has none; ``notes`` are sentences for the user.
+        ``action`` and ``reason``; ``opset`` and ``source_opset``; with ``expose_states``, ``states`` pairs the new
+        inputs with their outputs, and ``states_kept`` says why a node has none; ``notes`` are sentences for the user.
 
     Raises:
-        FlashRNNError: the source is missing or not an ONNX model, the output is the source or cannot be written, or
-            the opset is out of reach.
+        FlashRNNError: the source is missing, damaged or not an ONNX model, the output is the source or cannot be
+            written, or the opset is out of reach.
     """
     source, output = Path(source), Path(output)
-    _check_output(output)
+    with _user_errors(output):
+        _check_output(output)
     with _user_errors(output), _folder_beside(output) as folder:
         draft = folder / output.name
-        rows, facts = _draft(source, output, draft, opset, expose_states)
+        with _blame_invalid(source):
+            rows, facts = _draft(source, output, draft, opset, expose_states)
         if draft.exists() and (problem := _check(draft, source, raised=facts["opset"] != facts["source_opset"])):
             rows, facts = _all_left(rows, problem), facts | {"opset": facts["source_opset"], "notes": []}
             facts |= {"states": {}, "states_kept": {}}
@@ -69,11 +81,11 @@ def convert_file(
         for file in sorted(folder.iterdir(), reverse=True):  # the data file first: a model never lacks its weights
             os.replace(file, output.with_name(file.name))
     counts = {action: sum(row.action == action for row in rows) for action in ("rewritten", "left")}
-    if not rows:
-        facts["notes"].append("no LSTM, GRU or RNN node: the output is a copy of the input")
-    elif not counts["rewritten"]:
-        same = "a copy of the input" if copied else "the input with layout 1 turned into 0"
-        facts["notes"].append(f"nothing was rewritten: the output is {same}")
+    if copied:
+        nothing = "no LSTM, GRU or RNN node" if not rows else "nothing was rewritten"
+        facts["notes"].append(f"{nothing}: the output is a copy of the input")
+    elif rows and not counts["rewritten"] and not facts["states"]:
+        facts["notes"].append("nothing was rewritten: the output is the input with layout 1 turned into 0")
     return {"source": str(source), "output": str(output)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
 
 
@@ -86,16 +98,19 @@ def _draft(
     own = opset_of(model)
     target = _target_opset(source, own, opset)
     facts: dict[str, Any] = {"source_opset": own, "opset": own, "states": {}, "states_kept": {}, "notes": []}
-    rows = _survey(model, weights)
-    if not _any_rewritten(rows) and not any(map(is_batch_first, filter(is_onnx_rnn, walk_nodes(model)))):
+    rows = _survey(model)
+    nodes = list(walk_nodes(model))
+    batch_first = any(is_onnx_rnn(node) and is_batch_first(node) for node in nodes)
+    if not (_any_rewritten(rows) or batch_first or (expose and any(map(is_flashrnn, nodes)))):
         return rows, facts
+    check_meaning(model)
     try:
         done, rows, new_facts = _convert(source, model, weights, target, expose)
     except LeftAlone as reason:
         return _all_left(rows, str(reason)), facts
+    facts |= new_facts
     if done is not None:
         onnx_files.save(done, weights, draft)
-        facts |= new_facts
     weights.clear()  # before the checker reads the file: reference cycles would keep them until some later collection
     return rows, facts
 
@@ -133,22 +148,21 @@ def _check_clash(inputs: set[Path], output: Path) -> None:
         raise FlashRNNError(f"{min(clash)} belongs to the input, which is never modified; choose another output")
 
 
-def _survey(model: ModelProto, weights: Weights) -> list[Row]:
-    """What would become of each node, by its attributes alone; nodes in model-local functions are always left."""
+def _survey(model: ModelProto) -> list[Row]:
+    """What would become of each node, by its attributes alone."""
     rows = []
-    for scope in make_scopes(model, weights):
-        for node in filter(is_onnx_rnn, scope.graph.node):
-            reason = why_left(node)
-            rows.append(Row(node.name, scope.path, node.op_type, "left" if reason else "rewritten", reason))
+    for path, node in located_nodes(model.graph.node, "main"):
+        reason = why_left(node)
+        rows.append(Row(node.name, path, node.op_type, "left" if reason else "rewritten", reason))
     return rows + _rows_in_functions(model)
 
 
 def _rows_in_functions(model: ModelProto) -> list[Row]:
+    """Nodes in model-local functions are always left, those in the bodies of other nodes there too."""
     return [
-        Row(node.name, f"function {f.domain}::{f.name}", node.op_type, "left", "inside a model-local function")
+        Row(node.name, path, node.op_type, "left", "inside a model-local function")
         for f in model.functions
-        for node in f.node
-        if is_onnx_rnn(node)
+        for path, node in located_nodes(f.node, f"function {f.domain}::{f.name}")
     ]
 
 
@@ -172,18 +186,32 @@ def _convert(
     for scope in scopes:  # scopes and their constants point at each other, see _draft
         scope.folded.clear()
     rows += _rows_in_functions(raised)
-    if not shared.changed:
-        return None, rows, {}
     add_functions(raised)
     raised.ir_version = max(8, raised.ir_version, helper.find_min_ir_version_for(list(raised.opset_import), True))
-    facts: dict[str, Any] = {"opset": target, "notes": notes}
+    facts: dict[str, Any] = {}
+    if expose:
+        facts = {"states": expose_states(raised), "states_kept": kept_states(raised)}
+    if not shared.changed and not facts.get("states"):
+        return None, rows, facts
     if _any_rewritten(rows):
         notes.append(SLOW_WITHOUT_LIBRARY)
-        if expose:
-            facts["states"] = expose_states(raised)
-        facts["states_kept"] = kept_states(raised)
-        write_axes(raised)
-    return raised, rows, facts
+    if _any_rewritten(rows) or facts.get("states"):
+        kept_axes = json_metadata(raised, AXES_KEY)
+        write_metadata(raised, AXES_KEY, write_axes(raised) | kept_axes)
+        notes += correct_shapes(raised)
+    return raised, rows, facts | {"opset": target, "notes": notes + _notes(shared)}
+
+
+def _notes(shared: Shared) -> list[str]:
+    notes = []
+    if shared.ragged:
+        notes.append(
+            f"a row of length 0 ends in its initial state, as ONNX says, where ONNX Runtime's own LSTM and GRU give 0: "
+            f"{', '.join(shared.ragged)}"
+        )
+    if shared.not_finite:
+        notes.append(f"weights with NaN or infinity were kept as they are: {', '.join(shared.not_finite)}")
+    return notes
 
 
 def _copy(source: Path, draft: Path) -> None:
@@ -209,6 +237,19 @@ def _user_errors(output: Path) -> Iterator[None]:
         raise FlashRNNError(f"cannot write {output}: {error.strerror}") from None
 
 
+@contextmanager
+def _blame_invalid(source: Path) -> Iterator[None]:
+    """Where something unforeseen fails on a file that ONNX's checker refuses, the file is at fault, not the program."""
+    try:
+        yield
+    except (FlashRNNError, OSError):
+        raise
+    except Exception as error:
+        if problem := checker_message(source):
+            raise FlashRNNError(f"{source} is not valid ONNX: {problem}") from error
+        raise
+
+
 def _check(draft: Path, source: Path, raised: bool) -> str:
     """Run ONNX's checker on a converted file.
 
@@ -216,20 +257,15 @@ def _check(draft: Path, source: Path, raised: bool) -> str:
         "" if the file is valid, or was not before either; else, for a raised file, why it has to be left.
 
     Raises:
-        onnx.checker.ValidationError: the rewriting made an invalid file, which is a bug.
+        RuntimeError: the rewriting made an invalid file, which is a bug.
     """
     register_schemas()
-    try:
-        onnx.checker.check_model(str(draft))
-    except onnx.checker.ValidationError as error:
-        try:
-            onnx.checker.check_model(str(source))
-        except onnx.checker.ValidationError:
-            return ""
-        if raised:
-            return f"the checker refuses the raised file: {str(error).splitlines()[0]}"
-        raise
-    return ""
+    problem = checker_message(draft)
+    if not problem or checker_message(source):
+        return ""
+    if raised:
+        return f"the checker refuses the raised file: {problem}"
+    raise RuntimeError(f"{source} is valid, but not what convert made of it: {problem}")
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:

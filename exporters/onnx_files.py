@@ -12,7 +12,6 @@ types, and a converted file has to keep what was not converted. Tensor data is r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +23,9 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.graph import walk_graphs
+from flashrnn_deploy.exporters.onnx_damage import check_tensor, num_bytes
+from flashrnn_deploy.files import decode_strings
+from flashrnn_deploy.graph import subgraphs, walk_graphs
 
 Weights = dict[str, Array]
 """Key in a skeleton's tensor -> its raw little-endian bytes, a flat uint8 array (memory-mapped for external data)."""
@@ -46,13 +47,14 @@ def load(path: Path) -> tuple[ModelProto, Weights, set[Path]]:
 
     Raises:
         FlashRNNError: missing, a directory, not an ONNX model, or a data file that is missing, short or outside the
-            model's folder.
+            model's folder, or a tensor whose data does not fit its type and shape.
     """
-    if not path.is_file():
-        raise FlashRNNError(f"{path}: no such file")
     try:
+        if not path.is_file():
+            raise FlashRNNError(f"{path}: no such file")
         model = ModelProto.FromString(path.read_bytes())
-    except DecodeError:
+        decode_strings(model)
+    except (DecodeError, UnicodeDecodeError):
         raise FlashRNNError(f"{path}: not an ONNX file (protobuf cannot read it)") from None
     except OSError as error:
         raise FlashRNNError(f"{path}: {error.strerror}") from None
@@ -60,13 +62,13 @@ def load(path: Path) -> tuple[ModelProto, Weights, set[Path]]:
         raise FlashRNNError(f"{path}: not an ONNX model (it has no IR version, no opset import or no graph)")
     weights: Weights = {}
     files: set[Path] = set()
-    for tensor in walk_tensors(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            files.add((path.parent / _entries(tensor).get("location", "")).resolve())
-            _set_elsewhere(tensor, weights, _map_external(path, tensor))
-        elif len(raw := tensor.raw_data) >= LARGE_BYTES:
-            tensor.ClearField("raw_data")
-            _set_elsewhere(tensor, weights, np.frombuffer(raw, np.uint8))
+    try:
+        for tensor in walk_tensors(model):
+            _take_out(path, tensor, weights, files)
+    except FlashRNNError as error:
+        raise FlashRNNError(f"{path}: {error}") from None
+    except OSError as error:
+        raise FlashRNNError(f"{path}: cannot read its external data: {error.strerror}") from None
     # A cleared field stays in protobuf's arena until the whole message dies, hence the copy.
     return ModelProto.FromString(model.SerializeToString()), weights, files
 
@@ -137,7 +139,8 @@ def make_tensor(name: str, array: Array, weights: Weights) -> TensorProto:
 
 def walk_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of the model: initializers, sparse ones, and those in node attributes, of function bodies too."""
-    for graph in walk_graphs(model.graph):
+    bodies = [inner for function in model.functions for node in function.node for inner in subgraphs(node)]
+    for graph in (inner for outer in (model.graph, *bodies) for inner in walk_graphs(outer)):
         yield from graph.initializer
         for sparse in graph.sparse_initializer:
             yield from (sparse.values, sparse.indices)
@@ -152,6 +155,24 @@ def _attribute_tensors(nodes: Any) -> Iterator[TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
+            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
+            for tensor in sparse:
+                yield from (tensor.values, tensor.indices)
+
+
+def _take_out(path: Path, tensor: TensorProto, weights: Weights, files: set[Path]) -> None:
+    """Check a tensor of the model at ``path``, and hold its bytes apart where they are many or in another file."""
+    if isinstance(tensor.name, bytes):
+        raise FlashRNNError(f"a tensor's name {tensor.name!r} is not UTF-8")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        data = _map_external(path, tensor)
+        files.add((path.parent / _entries(tensor)["location"]).resolve())
+        _set_elsewhere(tensor, weights, data)
+        return
+    check_tensor(tensor)
+    if len(raw := tensor.raw_data) >= LARGE_BYTES:
+        tensor.ClearField("raw_data")
+        _set_elsewhere(tensor, weights, np.frombuffer(raw, np.uint8))
 
 
 def _entries(tensor: TensorProto) -> dict[str, str]:
@@ -169,17 +190,22 @@ def _set_elsewhere(tensor: TensorProto, weights: Weights, data: Array) -> None:
 def _map_external(model_path: Path, tensor: TensorProto) -> Array:
     """Map a tensor's part of its data file."""
     entries = _entries(tensor)
+    location = entries.get("location", "")
     folder = model_path.parent.resolve()
-    path = (folder / entries.get("location", "")).resolve()
-    what = f"{model_path}: tensor '{tensor.name}' has its data in '{entries.get('location', '')}'"
+    what = f"tensor '{tensor.name}' has its data in '{location}'"
+    if not isinstance(location, str) or not location or "\0" in location:
+        raise FlashRNNError(f"tensor '{tensor.name}' names no file for its external data")
+    path = (folder / location).resolve()
     if not path.is_relative_to(folder):
         raise FlashRNNError(f"{what}, outside the model's folder; such files are not read")
     if not path.is_file():
         raise FlashRNNError(f"{what}, which does not exist; put the data file beside the model")
-    data_type = ir.DataType(tensor.data_type)
-    needed = math.ceil(math.prod(tensor.dims) * data_type.bitwidth / 8)
-    offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
-    if length != needed or offset + length > path.stat().st_size:
+    needed = num_bytes(tensor)
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
+    except ValueError:
+        raise FlashRNNError(f"{what}, but its offset or length is not a number") from None
+    if length != needed or offset < 0 or offset + length > path.stat().st_size:
         raise FlashRNNError(f"{what}, bytes {offset} to {offset + length}; it needs {needed} within the file")
     if not length:
         return np.zeros(0, np.uint8)

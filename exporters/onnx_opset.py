@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from flashrnn_deploy.exporters.onnx_files import Weights, to_bytes
-from flashrnn_deploy.exporters.onnx_nodes import LeftAlone
+from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, first_line
 from flashrnn_deploy.graph import free_inputs, opset_of, shape_of, walk_graphs
 from flashrnn_deploy.op import DOMAIN
 
@@ -22,6 +23,8 @@ _STANDARD = ("", "ai.onnx")
 # An unnamed or symbolic dimension of a comparison's inputs; the first size with which the original runs is taken.
 _TRY_SIZES = (2, 1, 64)
 _TOLERANCE = 1e-5
+_FEEDABLE = {TensorProto.DataType.Value(n) for n in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "INT16", "INT32", "INT64")}
+_FEEDABLE |= {TensorProto.DataType.Value(n) for n in ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64")}
 
 
 def raise_opset(model: ModelProto, target: int) -> ModelProto:
@@ -44,8 +47,8 @@ def raise_opset(model: ModelProto, target: int) -> ModelProto:
     bare.opset_import.add(domain="", version=own)  # exactly one: the converter reads the first, a runtime the last
     try:
         raised: ModelProto = onnx.version_converter.convert_version(bare, target)
-    except (RuntimeError, onnx.version_converter.ConvertError) as error:
-        reason = str(error).strip().splitlines()[-1]
+    except (RuntimeError, onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:160]
         raise LeftAlone(f"opset {own} cannot be raised to {target}: {reason}") from None
     _restore(model.graph, raised.graph)
     result.graph.CopyFrom(raised.graph)
@@ -96,26 +99,26 @@ def compare(source: Path, model: ModelProto, weights: Weights) -> str:
     try:
         before = onnxruntime.InferenceSession(str(source), options, providers=providers)
     except Exception as error:
-        return f"the raised opset was not compared: ONNX Runtime refuses the source ({_first_line(error)})"
+        return f"the raised opset was not compared: ONNX Runtime refuses the source ({first_line(error)})"
     for size in _TRY_SIZES:
         feeds = _random_inputs(model, size)
         if feeds is None:
-            return "the raised opset was not compared: an input is not a numeric tensor"
+            return "the raised opset was not compared: an input is not a numeric tensor, or is too large"
         try:
             expected = before.run(None, feeds)
         except Exception as error:
-            refused = _first_line(error)
+            refused = first_line(error)
             continue
-        after = onnxruntime.InferenceSession(to_bytes(model, weights), options, providers=providers)
-        difference = _largest_difference(expected, after.run(None, feeds))
+        try:
+            after = onnxruntime.InferenceSession(to_bytes(model, weights), options, providers=providers)
+            found = after.run(None, feeds)
+        except Exception as error:
+            raise LeftAlone(f"ONNX Runtime refuses the file after raising the opset: {first_line(error)}") from None
+        difference = _largest_difference(expected, found)
         if not difference <= _TOLERANCE:
             raise LeftAlone(f"results differ by {difference:.2g} after raising the opset")
         return f"the raised opset gives the same results (largest difference {difference:.1e})"
     return f"the raised opset was not compared: the source does not run on random inputs ({refused})"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:120]
 
 
 def _random_inputs(model: ModelProto, size: int) -> dict[str, Any] | None:
@@ -125,9 +128,11 @@ def _random_inputs(model: ModelProto, size: int) -> dict[str, Any] | None:
     for value in free_inputs(model.graph):
         shape = shape_of(value)
         elem_type = value.type.tensor_type.elem_type
-        if shape is None or elem_type in (TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.BFLOAT16):
+        if shape is None or elem_type not in _FEEDABLE:
             return None
         sizes = [d if isinstance(d, int) else size for d in shape]
+        if math.prod(sizes) > COMPARE_BYTES or min(sizes, default=0) < 0:
+            return None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         floating = np.issubdtype(dtype, np.floating)
         feeds[value.name] = (rng.standard_normal(sizes) if floating else np.ones(sizes)).astype(dtype)

@@ -15,11 +15,10 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from flashrnn_deploy.exporters.onnx_builder import Builder, Operand, array_of
+from flashrnn_deploy.exporters.onnx_fit import check_inputs
 from flashrnn_deploy.exporters.onnx_nodes import (
     CELL_OF_ONNX,
-    GATES_OF_ONNX,
     LeftAlone,
-    OnnxRNN,
     is_batch_first,
     is_onnx_rnn,
     optional_input,
@@ -31,7 +30,6 @@ from flashrnn_deploy.op import DTYPES, FULL_LENGTH, RNNSpec, make_node
 
 # The op's gates, as positions in ONNX's order: i f z o out of i o f c; r u n out of z r h.
 _GATE_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-_DTYPE_OF: dict[int, str] = {int(data_type): name for name, data_type in DTYPES.items()}
 
 
 @dataclass(eq=False)
@@ -42,6 +40,10 @@ class Shared:
     arranged: dict[Any, tuple[str, str, str]] = field(default_factory=dict)
     lengths: dict[Scope, str] = field(default_factory=dict)
     changed: bool = False
+    ragged: list[str] = field(default_factory=list)
+    """Nodes whose lengths are known at run time only, and whose initial state may differ from zero."""
+    not_finite: list[str] = field(default_factory=list)
+    """Nodes whose stored weights or states hold NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -97,35 +99,27 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
         LeftAlone: the op cannot express the node.
     """
     onnx_rnn = read_node(node)
-    operands = [_operand(scope, optional_input(node, k)) for k in range(8)]
-    x, w, r, b, lens, h, c, peepholes = operands
+    dtype, hidden = check_inputs(node, onnx_rnn, scope)
+    w, r, b, lens, h, c, peepholes = (_operand(scope, optional_input(node, k)) for k in range(1, 8))
     if peepholes is not None and not (isinstance(peepholes, Constant) and not np.any(peepholes.array)):
         raise LeftAlone("peepholes (input P) add the cell state to the gates")
-    if x is None or w is None or r is None:
-        raise LeftAlone("one of the inputs X, W and R is missing")
+    if w is None or r is None:
+        raise AssertionError("check_inputs lets no node without W and R pass")
     x_name = node.input[0]
-    x_type, x_dims = type_of(scope, x_name)
-    data_type = x_type or next((type_of(scope, n)[0] for n in node.input[1:4] if n and type_of(scope, n)[0]), 0)
-    if data_type not in _DTYPE_OF:
-        name = TensorProto.DataType.Name(data_type).lower() if data_type else "of X is unknown"
-        raise LeftAlone(f"dtype {name}; the op takes {', '.join(DTYPES)}")
-    hidden = _hidden_size(node, onnx_rnn, scope)
-    _check_shapes(node, onnx_rnn, hidden, scope)
     spec = RNNSpec(
         CELL_OF_ONNX[node.op_type],
         num_heads=1,
         head_dim=hidden,
         num_directions=onnx_rnn.num_directions,
-        dtype=_DTYPE_OF[data_type],
+        dtype=dtype,
         layout=onnx_rnn.layout,
         reverse=onnx_rnn.reverse,
         clip=onnx_rnn.clip,
         relu=onnx_rnn.relu,
     )
-    prefix = node.name or f"{node.op_type}_{next((o for o in node.output if o), 'unused')}"
-    build = Builder(scope, prefix, shared.taken)
+    build = Builder(scope, _prefix(node), shared.taken)
     if all(isinstance(operand, Constant) or operand is None for operand in (w, r, b)):
-        key = (spec.cell, spec.num_directions, data_type, *map(_fingerprint, (w, r, b)))
+        key = (spec.cell, spec.num_directions, dtype, *map(_fingerprint, (w, r, b)))
         if key not in shared.arranged:
             shared.arranged[key] = _arrange(build, node.op_type, spec, w, r, b)
         weights = shared.arranged[key]
@@ -137,16 +131,25 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
     y, final = build.unique("y"), build.unique("final_states")
     name = node.name or build.unique("node")
     build.nodes.append(make_node(spec, inputs, [y, final], name=name))
-    _write_infos(scope, spec, x_dims, y, final)
+    _write_infos(scope, spec, type_of(scope, x_name)[1], y, final)
     _restore_outputs(build, spec, node, y, final, used)
+    if isinstance(lens, str) and any(s is not None and _may_differ_from_zero(s) for s in (h, c)):
+        shared.ragged.append(name)
+    if any(isinstance(o, Constant) and not np.isfinite(o.array.astype(np.float32)).all() for o in (w, r, b, h, c)):
+        shared.not_finite.append(name)
     return build.nodes
+
+
+def _may_differ_from_zero(operand: Operand) -> bool:
+    return not isinstance(operand, Constant) or bool(np.any(operand.array))
 
 
 def _relaid(node: NodeProto, scope: Scope, shared: Shared) -> list[NodeProto]:
     """A node that stays, with layout 1 turned into 0 (ONNX Runtime runs no other); nothing to do for layout 0: []."""
-    if not is_batch_first(node):
+    shapes = [type_of(scope, name)[1] for k in (0, 5, 6) if (name := optional_input(node, k))]
+    if not is_batch_first(node) or any(dims is not None and len(dims) != 3 for dims in shapes):
         return []
-    build = Builder(scope, node.name or f"{node.op_type}_{next(o for o in node.output if o)}", shared.taken)
+    build = Builder(scope, _prefix(node), shared.taken)
     result = NodeProto.FromString(node.SerializeToString())
     kept = [a for a in result.attribute if a.name != "layout"]
     del result.attribute[:]
@@ -162,6 +165,11 @@ def _relaid(node: NodeProto, scope: Scope, shared: Shared) -> list[NodeProto]:
     return build.nodes
 
 
+def _prefix(node: NodeProto) -> str:
+    """What names of the replacement start with."""
+    return node.name or f"{node.op_type}_{next((o for o in node.output if o), 'unused')}"
+
+
 def _operand(scope: Scope, name: str) -> Operand | None:
     return (constant(scope, name) or name) if name else None
 
@@ -172,44 +180,6 @@ def _fingerprint(operand: Operand | None) -> tuple[Any, ...]:
         return ()
     content = np.ascontiguousarray(operand.array).reshape(-1).view(np.uint8)
     return operand.scope, operand.array.shape, hashlib.blake2b(content.data).digest()
-
-
-def _weight_names(node: NodeProto) -> list[str]:
-    return [optional_input(node, k) for k in (1, 2, 3)]
-
-
-def _hidden_size(node: NodeProto, onnx_rnn: OnnxRNN, scope: Scope) -> int:
-    dims = _dims(scope, node.input[2])
-    known = dims[2] if dims is not None and len(dims) == 3 and isinstance(dims[2], int) else None
-    hidden = onnx_rnn.hidden_size or known
-    if not hidden:
-        raise LeftAlone("hidden_size is not given and the shape of R is unknown")
-    return hidden
-
-
-def _dims(scope: Scope, name: str) -> Dims | None:
-    found = constant(scope, name) if name else None
-    return list(found.array.shape) if found is not None else type_of(scope, name)[1]
-
-
-def _check_shapes(node: NodeProto, onnx_rnn: OnnxRNN, hidden: int, scope: Scope) -> None:
-    """Wrong weights stay where they are: the runtime's own message is better than ours."""
-    num_gates, N = len(GATES_OF_ONNX[node.op_type]), onnx_rnn.num_directions
-    wanted: dict[str, Dims] = {
-        "W": [N, num_gates * hidden, None],
-        "R": [N, num_gates * hidden, hidden],
-        "B": [N, 2 * num_gates * hidden],
-    }
-    for label, name in zip("WRB", _weight_names(node), strict=True):
-        dims = _dims(scope, name) if name else None
-        if dims is None:
-            continue
-        want = wanted[label]
-        fits = len(dims) == len(want) and all(
-            not isinstance(d, int) or w is None or d == w for d, w in zip(dims, want, strict=True)
-        )
-        if not fits:
-            raise LeftAlone(f"{label} is {dims}, but hidden_size={hidden} and {N} direction(s) need {want}")
 
 
 def _arrange(

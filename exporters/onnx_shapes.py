@@ -8,10 +8,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from flashrnn_deploy.exporters.onnx_scope import constant, make_scopes
-from flashrnn_deploy.graph import shape_of
+from flashrnn_deploy.graph import dim_of, shape_of, walk_graphs
 from flashrnn_deploy.op import register_schemas
 
-Shapes = dict[str, list[int | str | None]]
+Dims = list[int | str | None]
+Shapes = dict[str, Dims]
 
 _SMALL = 256
 
@@ -88,3 +89,37 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return light
+
+
+def correct_shapes(model: onnx.ModelProto) -> list[str]:
+    """Correct, in place, declared shapes that contradict what inference finds; strict readers refuse such files.
+
+    Returns:
+        A sentence per graph output corrected, for the report. (A corrected value inside is nobody's contract.)
+    """
+    light = _without_weights(model)
+    for graph in walk_graphs(light.graph):
+        del graph.value_info[:]
+        for value in graph.output:
+            value.type.tensor_type.ClearField("shape")
+    register_schemas()
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    notes = []
+    for declared, found in zip(walk_graphs(model.graph), walk_graphs(inferred), strict=True):
+        known = {value.name: value.type.tensor_type.shape for value in (*found.value_info, *found.output)}
+        for value in (*declared.output, *declared.value_info):
+            old, new = shape_of(value), known.get(value.name)
+            if old is None or new is None or not (dims := _corrected(old, [dim_of(d) for d in new.dim])):
+                continue
+            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, dims))
+            if declared is model.graph and value.name in {output.name for output in model.graph.output}:
+                notes.append(f"output '{value.name}' was declared as {old}, but is {dims}: corrected")
+    return notes
+
+
+def _corrected(old: Dims, new: Dims) -> Dims | None:
+    """The right dimensions where ``old`` is wrong, None where it is not."""
+    if len(old) != len(new):
+        return new
+    dims = [n if isinstance(n, int) and isinstance(o, int) else o for o, n in zip(old, new, strict=True)]
+    return None if dims == old else dims

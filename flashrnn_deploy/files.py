@@ -41,7 +41,7 @@ def load_model(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-        _decode_strings(model)
+        decode_strings(model)
     except (DecodeError, UnicodeDecodeError) as error:
         raise FlashRNNError(f"{path} is not an ONNX file (its {len(data)} bytes do not parse)") from error
     if not model.ir_version or not model.HasField("graph") or not model.graph.output:
@@ -53,14 +53,14 @@ def load_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _decode_strings(message: Any) -> None:
+def decode_strings(message: Any) -> None:
     """Refuse names that are no text: protobuf hands them out as bytes where a string is expected, without a word."""
     if isinstance(message, onnx.TensorProto):
         return
     for field, value in message.ListFields():
         for part in value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else (value,):
             if field.message_type is not None:
-                _decode_strings(part)
+                decode_strings(part)
             elif field.type == field.TYPE_STRING and isinstance(part, bytes):
                 raise DecodeError(f"{field.name} is not UTF-8")
 
