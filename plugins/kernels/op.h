@@ -54,6 +54,17 @@ struct Attributes {
 constexpr bool has_relu(Cell cell) { return cell == Cell::kElman; }
 constexpr bool has_normalizer_floor(Cell cell) { return cell == Cell::kSlstm; }
 
+// Calls visit(name, value) for each attribute that nodes of this cell write, INTs as int and FLOATs as float.
+// `Record` is Attributes, or const Attributes.
+template <class Record, class Visit>
+void for_each_attribute(Cell cell, Record& attributes, Visit&& visit) {
+  visit("layout", attributes.layout);
+  visit("reverse", attributes.reverse);
+  visit("clip", attributes.clip);
+  if (has_relu(cell)) visit("relu", attributes.relu);
+  if (has_normalizer_floor(cell)) visit("normalizer_floor", attributes.normalizer_floor);
+}
+
 // One call of the op. Direction n runs backward when n + reverse is odd.
 //
 // Pointers may have any alignment that suits their element type. Inputs are never written. No output overlaps an input

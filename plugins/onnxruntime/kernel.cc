@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <new>
 
@@ -26,23 +25,22 @@ Buffer allocate(std::size_t bytes) {
   return Buffer(memory);
 }
 
-const char* label(const Params& params) { return info(params.cell).op_type; }
+// Reads one attribute of a node, by the type that the record of attributes has for it.
+struct AttributeReader {
+  const OrtApi& api;
+  const OrtKernelInfo* node;
+  Cell cell;
 
-int switch_attribute(const OrtApi& api, const OrtKernelInfo* node, const char* op, const char* name) {
-  std::int64_t value = 0;
-  check(api, api.KernelInfoGetAttribute_int64(node, name, &value));
-  if (value != 0 && value != 1) refuse(op, ": attribute ", name, " is ", value, ", expected 0 or 1");
-  return static_cast<int>(value);
-}
-
-float bound_attribute(const OrtApi& api, const OrtKernelInfo* node, const char* op, const char* name) {
-  float value = 0.0f;
-  check(api, api.KernelInfoGetAttribute_float(node, name, &value));
-  if (!std::isfinite(value) || value < 0.0f) {
-    refuse(op, ": attribute ", name, " is ", value, ", expected a finite number that is not negative");
+  void operator()(const char* name, int& value) const {
+    std::int64_t read = 0;
+    check(api, api.KernelInfoGetAttribute_int64(node, name, &read));
+    value = switch_value(cell, name, read);
   }
-  return value;
-}
+  void operator()(const char* name, float& value) const {
+    check(api, api.KernelInfoGetAttribute_float(node, name, &value));
+    value = bound_value(cell, name, value);
+  }
+};
 
 struct Call {
   const OrtApi& api;
@@ -57,9 +55,10 @@ struct Call {
   }
 };
 
-void* output(const OrtApi& api, OrtKernelContext* context, Output index, const Dims& dims) {
+template <std::size_t kRank>
+void* output(const OrtApi& api, OrtKernelContext* context, Output index, const std::array<std::int64_t, kRank>& dims) {
   OrtValue* value = nullptr;
-  check(api, api.KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
+  check(api, api.KernelContext_GetOutput(context, index, dims.data(), kRank, &value));
   void* data = nullptr;
   check(api, api.GetTensorMutableData(value, &data));
   return data;
@@ -68,29 +67,22 @@ void* output(const OrtApi& api, OrtKernelContext* context, Output index, const D
 }  // namespace
 
 Attributes read_attributes(const OrtApi& api, const OrtKernelInfo* node, Cell cell) {
-  const char* op = info(cell).op_type;
   Attributes attributes;
-  attributes.layout = switch_attribute(api, node, op, "layout");
-  attributes.reverse = switch_attribute(api, node, op, "reverse");
-  attributes.clip = bound_attribute(api, node, op, "clip");
-  if (has_relu(cell)) attributes.relu = switch_attribute(api, node, op, "relu");
-  if (has_normalizer_floor(cell)) {
-    attributes.normalizer_floor = bound_attribute(api, node, op, "normalizer_floor");
-    if (attributes.clip != 0.0f) refuse(op, ": attribute clip is ", attributes.clip, ", expected 0 for this op");
-  }
+  for_each_attribute(cell, attributes, AttributeReader{api, node, cell});
+  check_attributes(cell, attributes);
   return attributes;
 }
 
 Params bind(const OrtApi& api, OrtKernelContext* context, Params params) {
   Tensor inputs[kNumInputs];
-  Dims dims[kNumInputs];
+  Shape shapes[kNumInputs];
   for (std::size_t i = 0; i < kNumInputs; ++i) {
     const OrtValue* value = nullptr;
     check(api, api.KernelContext_GetInput(context, i, &value));
     inputs[i] = tensor_of(api, value);
-    dims[i] = inputs[i].dims;
+    shapes[i] = shape_of(inputs[i].dims);
   }
-  check_inputs(label(params), dims, params);
+  check_inputs(shapes, params);
   params.wx = inputs[kWx].data;
   params.r = inputs[kR].data;
   params.b = static_cast<const float*>(inputs[kB].data);
@@ -113,7 +105,7 @@ CpuKernel::CpuKernel(const OrtApi& api, const OrtKernelInfo* node, Cell cell, DT
   if (is_constant == 0 || weight == nullptr) return;
   const Tensor r = tensor_of(api, weight);
   packed_params_ = params_;
-  check_weight(label(params_), r.dims, packed_params_);
+  check_weight(shape_of(r.dims), packed_params_);
   packed_params_.r = r.data;
   packed_ = allocate(cpu::packed_bytes(packed_params_));
   cpu::pack(packed_params_, packed_.get());

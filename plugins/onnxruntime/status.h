@@ -3,26 +3,14 @@
 #pragma once
 
 #include <exception>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "../contract.h"
 #include "ort_api.h"
 
 namespace flashrnn::ort {
-
-// The caller's mistake: a tensor or attribute outside the contract.
-struct InvalidArgument : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw InvalidArgument(text.str());
-}
 
 // Throws what a call into the runtime reports.
 inline void check(const OrtApi& api, OrtStatus* status) {
