@@ -147,15 +147,21 @@ def _check_lengths(
         if name not in feeds:
             continue
         lengths = feeds[name]
-        for node in nodes:
-            shape, axis = tensors.get(node.input[0], Tensor(0, None)).shape, rnn_input_axes(node).time
-            dim = shape[axis] if shape and axis is not None else None
-            T = dim if isinstance(dim, int) else bound[dim][0] if dim in bound else None
+        readers: list[onnx.NodeProto | None] = [*nodes] or [None]  # an engine has none
+        for node in readers:
+            T = _steps(node, tensors, bound) if node is not None else None
             if T is None and len(common) == 1:
                 T = next(iter(common))
             wrong = lengths[(lengths < 0) | (lengths > (np.iinfo(lengths.dtype).max if T is None else T))]
             if wrong.size:
                 raise FlashRNNError(
                     f"input '{printable(name)}' holds the length {wrong.flat[0]}, outside 0..{'T' if T is None else T}"
-                    f", the steps that the {node_label(node)} gets"
+                    f", the steps that the {node_label(node) if node else 'model'} gets"
                 )
+
+
+def _steps(node: onnx.NodeProto, tensors: Tensors, bound: Bindings) -> int | None:
+    """The steps that a recurrent node gets, None where the feeds do not tell."""
+    shape, axis = tensors.get(node.input[0], Tensor(0, None)).shape, rnn_input_axes(node).time
+    dim = shape[axis] if shape and axis is not None else None
+    return dim if isinstance(dim, int) else bound[dim][0] if dim in bound else None

@@ -31,19 +31,21 @@ def run(
     states: Sequence[str] = (),
     plugins: Sequence[Path] = (),
     device: str = "cpu",
+    trust_engine: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run a model on ``.npy`` files; write one ``.npy`` per output, and ``outputs.json``, into a directory.
 
     Args:
-        path: the model.
+        path: the model; for "tensorrt" an engine of `build-engine`.
         inputs: ``NAME=FILE.npy`` each; state inputs may be left out and are zero then.
         output: the directory. It is written only when everything has worked.
-        backend: a member of ``backends.BACKENDS``.
+        backend: "tensorrt", or a member of ``backends.BACKENDS``.
         chunk: steps per call; None runs the whole sequence in one call.
         states: ``IN=OUT`` pairs beyond those in the file's metadata.
         plugins: FlashRNN plugin libraries.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda"; "tensorrt" has the GPU alone.
+        trust_engine: run an engine whose sidecar is missing or does not match ("tensorrt" only).
         note: called with each sentence that the user should read.
 
     Returns:
@@ -56,16 +58,24 @@ def run(
         file = Path(entry.partition("=")[2])
         if file.resolve().parent == output.resolve():
             raise FlashRNNError(f"the input {file} lies in the output directory {output}: choose another -o DIR")
-    model = load_model(path)
+    engine = None
+    if backend == "tensorrt":
+        from flashrnn_deploy.backends.trt import TrtRunner
+
+        engine = TrtRunner(path, plugins, trust=trust_engine)
+    elif trust_engine:
+        raise FlashRNNError("--trust-engine belongs to --backend tensorrt")
+    model = engine.signature() if engine else load_model(path)
     tensors = tensors_of(model)
     axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)
     arrays = feeds.check_feeds(model, tensors, axes, feeds.read_feeds(inputs), pairs)
     if chunk is not None:
         if chunk < 1:
             raise FlashRNNError(f"--chunk {chunk}: a chunk has at least one step")
-        streaming.check_chunkable(model, tensors, axes, pairs)
+        if engine is None or not engine.checked_for_chunks():
+            streaming.check_chunkable(model, tensors, axes, pairs)
     with new_files(output) as folder:
-        runner = make_runner(backend, model, plugins, device, path)
+        runner = engine or make_runner(backend, model, plugins, device, path)
         if backend == "onnxruntime" and not plugins and any(is_flashrnn(node) for node in walk_nodes(model)):
             note(BODY_NOTE)
         if device == "cuda" and plugins:
@@ -75,6 +85,7 @@ def run(
         if chunk is None:
             results = runner.infer(arrays)
         else:
-            results = streaming.run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model))
+            span = engine.carry(pairs) if engine else (0, None)
+            results = streaming.run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model), span)
         runner.close()
         return write_outputs(folder, results, {"model": str(path), "backend": backend, "chunk": chunk})

@@ -18,7 +18,7 @@ FIRST_NVCC = {80: (11, 0), 86: (11, 1), 87: (11, 4), 89: (11, 8), 90: (11, 8), 1
 """The first CUDA version whose nvcc knows a compute capability (CUDA release notes); older ones know 7.5."""
 
 _USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
-_CURES = {
+CURES = {
     "cmake": "apt install cmake (or pip install cmake)",
     "ninja": "apt install ninja-build (or pip install ninja)",
     "g++": "apt install g++",
@@ -79,7 +79,7 @@ def _find_nvcc(given: Path | None) -> str | None:
 def _cure(name: str) -> str:
     if name == "nvcc" and _USUAL_NVCC.is_file():
         return f"nvcc is not on PATH, but {_USUAL_NVCC} is there: pass --nvcc {_USUAL_NVCC}"
-    return _CURES[name]
+    return CURES[name]
 
 
 def _check_nvcc(nvcc: str, gpus: Sequence[GPU]) -> str:

@@ -11,6 +11,8 @@ import click
 from flashrnn_deploy.commands.terminal import PATH, note, print_json, report_file, table
 from flashrnn_deploy.errors import FlashRNNError
 
+_BACKENDS = ("onnxruntime", "tensorrt", "reference")
+
 
 @click.command()
 @click.option("-o", "--output", type=PATH, default=Path("quickstart"), show_default=True, help="Directory to fill.")
@@ -65,14 +67,15 @@ def convert(source: Path, output: Path, expose_states: bool, opset: int | None, 
 @click.argument("model", type=PATH)
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="One input; repeat it.")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory for one .npy per output and outputs.json.")
-@click.option("--backend", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True)
+@click.option("--backend", type=click.Choice(_BACKENDS), default="onnxruntime", show_default=True)
 @click.option("--chunk", type=click.IntRange(min=1), help="Cut time into chunks of this many steps, carrying states.")
 @click.option("--state", "states", multiple=True, metavar="IN=OUT", help="The output that continues a state input.")
 @click.option("--plugins", multiple=True, type=PATH, metavar="LIB", help="FlashRNN plugin library to load.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--trust-engine", is_flag=True, help="Run an engine whose sidecar is missing or does not match.")
 @click.option("--json", "as_json", is_flag=True, help="Print outputs.json alone on stdout.")
 def run(model: Path, inputs: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
-    """Run a model on .npy files.
+    """Run a model on .npy files; with --backend tensorrt an engine of build-engine, on the GPU.
 
     State inputs may be left out and are zero then. A bfloat16 tensor travels as a float32 .npy.
     """

@@ -1,0 +1,223 @@
+"""The `build-engine` command: one ONNX file to one engine and its sidecar, through TensorRT's Python API."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from flashrnn_deploy import gpus, streaming
+from flashrnn_deploy.engine import api, network, sidecar
+from flashrnn_deploy.engine.dtypes import dtype_name
+from flashrnn_deploy.engine.profiles import Profile, make_profiles
+from flashrnn_deploy.engine.progress import make_monitor
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import load_model, new_file, new_files, printable
+from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, tensors_of
+
+_MIB = 1 << 20
+
+
+def build_engine(
+    path: Path,
+    output: Path,
+    plugins: Sequence[Path] = (),
+    *,
+    shapes: Sequence[str] = (),
+    gpu: str | None = None,
+    workspace: int | None = None,
+    timing_cache: Path | None = None,
+    rtx: bool = False,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Build an engine of a model; write it and its sidecar.
+
+    Args:
+        path: the ONNX file.
+        output: the engine; ``output.json`` is its sidecar. Both are written when everything has worked.
+        plugins: plugin libraries, that with the FlashRNN plugins among them.
+        shapes: ``NAME=MIN:OPT:MAX`` each (``profiles.make_profiles``).
+        gpu: a name of ``gpus.GPUS``. TensorRT builds for the GPU of this machine alone; TensorRT-RTX for any of its
+            targets, and for all but the oldest (Turing needs an engine of its own) where there is neither name nor GPU.
+        workspace: MiB that TensorRT may use.
+        timing_cache: a file of measured kernel times to read, where it exists, and to write.
+        rtx: build with TensorRT-RTX.
+        progress: told what is done.
+        log: called with each line that TensorRT says.
+
+    Returns:
+        What the sidecar says.
+
+    Raises:
+        FlashRNNError: the model, a library, an option or TensorRT itself is not fit; nothing is written then.
+    """
+    model = load_model(path)
+    facts, profiles = _facts(model), make_profiles(model, shapes)
+    nodes = flashrnn_nodes(model, tensors_of(model))
+    if workspace is not None and workspace < 1:
+        raise FlashRNNError(f"--workspace {workspace}: give at least 1 MiB")
+    _check_output(output, [path, *plugins, *([timing_cache] if timing_cache else [])])
+    with new_files(output.parent) as folder:
+        trt = api.load(rtx)
+        device = _device(trt, gpu)
+        listener = api.make_log(trt)
+        listener.listen = log
+        builder = _builder(trt, listener)
+        api.load_plugins(trt, listener, plugins)
+        net = network.parse(trt, listener, builder, path, nodes)
+        config = builder.create_builder_config()
+        targets = _set_targets(trt, config, device, gpu)
+        if workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace * _MIB)
+        cache = _use_cache(config, timing_cache, listener)
+        network.constrain(trt, net, config, nodes)
+        _add_profile(builder, config, net, profiles)
+        monitor = make_monitor(trt, listener, progress)
+        if monitor is not None:
+            config.progress_monitor = monitor
+        with api.interrupts(listener):
+            serialized = builder.build_serialized_network(net, config)
+        if serialized is None:
+            raise FlashRNNError(f"{_name(trt)} cannot build an engine of {path}: {listener.take()}")
+        data = bytes(serialized)
+        inputs, outputs = network.tensors(net)
+        report = sidecar.describe(
+            data,
+            path,
+            _flashrnn_library(plugins) if nodes else None,
+            tensorrt=api.version(trt),
+            rtx=rtx,
+            **targets,
+            shapes={name: profile.to_json() for name, profile in profiles.items()},
+            dtypes={tensor.name: dtype_name(tensor.dtype) for tensor in (*inputs, *outputs)},
+            **facts,
+        )
+        (folder / output.name).write_bytes(data)
+        text = json.dumps(report, indent=2) + "\n"
+        (folder / sidecar.path_of(output).name).write_text(text, encoding="utf-8")
+    if cache is not None and timing_cache is not None:
+        with new_file(timing_cache) as file:
+            file.write_bytes(bytes(cache.serialize()))
+    return report
+
+
+def _facts(model: onnx.ModelProto) -> dict[str, Any]:
+    """What running needs to know of the model: states, axes, lengths, and why chunks are no whole (None: they are)."""
+    tensors = tensors_of(model)
+    axes, pairs = axes_of(model, tensors), streaming.state_pairs(model)
+    why = None
+    try:
+        streaming.check_chunkable(model, tensors, axes, pairs)
+    except FlashRNNError as error:
+        why = str(error)
+    return {
+        "states": [list(pair) for pair in pairs.items()],
+        "axes": {name: {"time": a.time, "batch": a.batch} for name, a in axes.items()},
+        "lengths": list(streaming.length_inputs(model)),
+        "no_chunks": why,
+    }
+
+
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    if output.is_dir():
+        raise FlashRNNError(f"-o {output} is a directory: name the engine's file")
+    for path in inputs:
+        if path.resolve() in (output.resolve(), sidecar.path_of(output).resolve()):
+            raise FlashRNNError(f"-o {output} would replace {path}: choose another name")
+
+
+def _name(trt: Any) -> str:
+    return f"{api.product(api.is_rtx(trt))} {api.version(trt)}"
+
+
+def _builder(trt: Any, listener: Any) -> Any:
+    try:
+        return trt.Builder(listener)
+    except (TypeError, RuntimeError) as error:  # pybind11's way to say that C++ gave nothing
+        raise FlashRNNError(f"{_name(trt)} does not start: {listener.take()} ({api.one_line(error)})") from error
+
+
+def _device(trt: Any, gpu: str | None) -> gpus.GPU | None:
+    """The GPU of this machine; None where there is none and none is needed."""
+    try:
+        local = gpus.get("local")
+    except FlashRNNError as error:
+        if api.is_rtx(trt):
+            return None
+        raise FlashRNNError(
+            f"TensorRT builds an engine on the GPU that is to run it, and there is none here ({error}); build it on "
+            "that machine, or with --rtx"
+        ) from error
+    if gpu and not api.is_rtx(trt) and gpus.get(gpu).compute_capability != local.compute_capability:
+        raise FlashRNNError(
+            f"--gpu {gpu}: TensorRT builds for the GPU that it runs on, {local.product} of compute capability "
+            f"{_text(local)}, and {gpu} has {_text(gpus.get(gpu))}: build it on that machine"
+        )
+    return local
+
+
+def _text(gpu: gpus.GPU) -> str:
+    return f"{gpu.compute_capability // 10}.{gpu.compute_capability % 10}"
+
+
+def _set_targets(trt: Any, config: Any, device: gpus.GPU | None, gpu: str | None) -> dict[str, Any]:
+    """Tell TensorRT-RTX what to build for; what the sidecar says of it."""
+    if not api.is_rtx(trt):
+        assert device is not None
+        return {"compute_capability": _text(device)}
+    known = {n[2:-1] + "." + n[-1]: v for n, v in trt.ComputeCapability.__members__.items() if n.startswith("SM")}
+    wanted = gpus.get(gpu) if gpu else device
+    targets = [_text(wanted)] if wanted else [name for name in known if name != "7.5"]
+    if wanted and targets[0] not in known:
+        raise FlashRNNError(
+            f"{_name(trt)} has no target for {wanted.name} (compute capability {targets[0]}); it has "
+            f"{', '.join(known)}: use TensorRT itself on that GPU, without --rtx"
+        )
+    config.num_compute_capabilities = len(targets)
+    for index, name in enumerate(targets):
+        if not config.set_compute_capability(known[name], index):
+            raise FlashRNNError(f"{_name(trt)} refuses the target {name}")
+    here = device is not None and wanted is not None and device.compute_capability == wanted.compute_capability
+    return {"compute_capability": targets[0] if here else None, "targets": targets}
+
+
+def _use_cache(config: Any, path: Path | None, listener: Any) -> Any:
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise FlashRNNError(f"cannot read the timing cache {path}: {error.strerror}") from error
+    cache = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        raise FlashRNNError(
+            f"{path} is not a timing cache of this TensorRT and GPU: delete it, or name another ({listener.take()})"
+        )
+    return cache
+
+
+def _add_profile(builder: Any, config: Any, net: Any, profiles: Mapping[str, Profile]) -> None:
+    profile = builder.create_optimization_profile()
+    for tensor in network.tensors(net)[0]:
+        if tensor.is_shape_tensor:
+            raise FlashRNNError(
+                f"the input '{printable(tensor.name)}' decides the size of a tensor by its values, which no profile "
+                "covers here: make it a constant of the model"
+            )
+        shapes = profiles[tensor.name]
+        if -1 in tuple(tensor.shape):
+            profile.set_shape(tensor.name, shapes.min, shapes.opt, shapes.max)
+    if config.add_optimization_profile(profile) < 0:
+        listed = "; ".join(f"{n} {p.min}:{p.opt}:{p.max}" for n, p in profiles.items())
+        raise FlashRNNError(f"TensorRT refuses the shapes {listed}: change them with --shapes")
+
+
+def _flashrnn_library(plugins: Sequence[Path]) -> Path | None:
+    """The library that says it is ours; the only one where none does."""
+    ours = [path for path in plugins if api.is_ours(ctypes.CDLL(str(path.resolve())))]
+    return next(iter(ours or plugins), None)

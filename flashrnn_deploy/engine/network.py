@@ -1,0 +1,113 @@
+"""From an ONNX file to TensorRT's network: with our plugins in it, and every type as the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from flashrnn_deploy.engine import api
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.op import DOMAIN, RNNSpec
+from flashrnn_deploy.shapes import node_label
+from flashrnn_deploy.streaming import length_inputs
+
+Nodes = Sequence[tuple[onnx.NodeProto, RNNSpec]]
+
+
+def parse(trt: Any, log: Any, builder: Any, path: Path, nodes: Nodes) -> Any:
+    """The network of an ONNX file.
+
+    Args:
+        trt: the module.
+        log: of ``api.make_log``.
+        builder: TensorRT's builder.
+        path: the file; weights beside it are read by TensorRT.
+        nodes: the file's FlashRNN nodes.
+
+    Raises:
+        FlashRNNError: a plugin is not loaded, or the parser refuses a node, which is named.
+    """
+    api.check_plugins(trt, [spec.op_type for _, spec in nodes], [node_label(node) for node, _ in nodes])
+    model = _for_parser(path, weak=_weakly_typed(trt))
+    if _weakly_typed(trt) and any(spec.dtype == "bfloat16" for _, spec in nodes):
+        raise FlashRNNError(f"TensorRT {api.version(trt)} has no bfloat16: export the model with --dtype float16")
+    network = builder.create_network(_flags(trt))
+    parser = trt.OnnxParser(network, log)
+    try:
+        data = model.SerializeToString()
+    except ValueError as error:  # protobuf's limit of 2 GiB
+        raise FlashRNNError(f"{path} is too large for one message: save its weights as external data") from error
+    with api.interrupts(log):
+        read = parser.parse(data, str(path))
+    if not read:
+        errors = [_parser_error(parser.get_error(i), model) for i in range(parser.num_errors)]
+        said = api.clipped("; ".join(dict.fromkeys(errors))) or log.take()
+        raise FlashRNNError(f"{api.product(api.is_rtx(trt))} {api.version(trt)} cannot read {path}: {said}")
+    return network
+
+
+def _weakly_typed(trt: Any) -> bool:
+    return api.major(trt) < 10 and not api.is_rtx(trt)
+
+
+def _flags(trt: Any) -> int:
+    known = trt.NetworkDefinitionCreationFlag
+    if _weakly_typed(trt):
+        return 1 << int(known.EXPLICIT_BATCH)
+    return 1 << int(known.STRONGLY_TYPED) if hasattr(known, "STRONGLY_TYPED") else 0
+
+
+def _for_parser(path: Path, weak: bool) -> onnx.ModelProto:
+    """The file without our function bodies, its external data left where it is.
+
+    Parsers up to TensorRT 10.6 expand a function rather than look for a plugin; that the plugins are there has been
+    checked. TensorRT 8 has no int64 and narrows it with a warning: lengths that are cast to int32 first thing are
+    declared int32 instead.
+    """
+    model = onnx.ModelProto()
+    model.ParseFromString(path.read_bytes())
+    kept = [function for function in model.functions if function.domain != DOMAIN]
+    del model.functions[:]
+    model.functions.extend(kept)
+    if weak:
+        lengths = length_inputs(model)
+        for value in model.graph.input:
+            readers = [node for node in model.graph.node if value.name in node.input]
+            if value.name in lengths and all(node.op_type == "Cast" for node in readers):
+                value.type.tensor_type.elem_type = TensorProto.INT32
+    return model
+
+
+def _parser_error(error: Any, model: onnx.ModelProto) -> str:
+    index = error.node()
+    where = f"{node_label(model.graph.node[index])}: " if 0 <= index < len(model.graph.node) else ""
+    return f"{where}{api.one_line(error.desc())}"
+
+
+def constrain(trt: Any, network: Any, config: Any, nodes: Nodes) -> None:
+    """Hold TensorRT 8, whose networks are weakly typed, to the dtype of each FlashRNN node."""
+    if not _weakly_typed(trt):
+        return
+    specs = {node.name: spec for node, spec in nodes}
+    if any(spec.dtype == "float16" for spec in specs.values()):
+        config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.PLUGIN_V2 and layer.name in specs:
+            dtype = trt.float16 if specs[layer.name].dtype == "float16" else trt.float32
+            layer.precision = dtype
+            layer.set_output_type(0, dtype)
+            layer.set_output_type(1, trt.float32)
+
+
+def tensors(network: Any) -> tuple[list[Any], list[Any]]:
+    """The network's inputs and outputs."""
+    return (
+        [network.get_input(i) for i in range(network.num_inputs)],
+        [network.get_output(i) for i in range(network.num_outputs)],
+    )

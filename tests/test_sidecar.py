@@ -1,0 +1,174 @@
+"""An engine that was built for another place is refused before TensorRT sees it (case D3)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import engines
+import fake_tensorrt
+import models
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from flashrnn_deploy.backends.trt import TrtRunner
+from flashrnn_deploy.cli import main
+from flashrnn_deploy.engine import sidecar
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.op import RNNSpec
+
+MODEL = models.network(RNNSpec("gru", 2, 4))
+REBUILD = "rebuild it with: flashrnn-deploy build-engine m.onnx --plugins libflashrnn.so -o "
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> fake_tensorrt.Cuda:
+    return fake_tensorrt.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return engines.library(tmp_path_factory.mktemp("plugin") / "libflashrnn.so")
+
+
+def change(path: Path, /, **fields: Any) -> None:
+    file = sidecar.path_of(path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_what_matches_runs(tmp_path: Path, plugin: Path) -> None:
+    TrtRunner(engines.write(MODEL, tmp_path / "m.engine", plugin=plugin), [plugin]).close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensorrt": "10.13.0"}, "TensorRT 10.13.0 for compute capability 9.0; this is TensorRT 10.14.1 on compute"),
+        ({"tensorrt": "8.5.3"}, "was built with TensorRT 8.5.3 for compute capability 9.0; this is TensorRT 10.14.1"),
+        (
+            {"compute_capability": "8.6"},
+            "for compute capability 8.6; this is TensorRT 10.14.1 on compute capability 9.0",
+        ),
+        ({"compute_capability": None, "targets": ["8.6", "12.0"]}, "for compute capability 8.6 or 12.0; this is"),
+        ({"plugin": {"version": "2", "namespace": ""}}, "version 2 of the plugins in the namespace ''; this"),
+        ({"plugin": {"version": "1", "namespace": "x"}}, "version 1 of the plugins in the namespace 'x'; this"),
+        ({"engine": {"sha256": "0", "bytes": 1}}, "its sidecar says 1: it is damaged, or of another build"),
+    ],
+)
+def test_what_differs_is_refused(
+    tmp_path: Path, plugin: Path, fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one sentence with the command that builds it again, and before TensorRT is called."""
+    import tensorrt
+
+    def never(*_: Any) -> None:
+        raise AssertionError("TensorRT was called")
+
+    monkeypatch.setattr(tensorrt, "Runtime", never)
+    monkeypatch.setattr(tensorrt, "get_plugin_registry", never)
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    change(engine, **fields)
+    with pytest.raises(FlashRNNError) as error:
+        TrtRunner(engine, [plugin])
+    assert message in str(error.value)
+    assert str(error.value).endswith(REBUILD + str(engine))
+
+
+def test_rtx_engine_names_its_flag(tmp_path: Path) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine", rtx=True, compute_capability="8.6")
+    here = sidecar.Running("1.7.1", True, "9.0")
+    with pytest.raises(FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* -o .*m\.engine --rtx$"):
+        sidecar.check(engine, engine.read_bytes(), sidecar.read(engine), here)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
+def test_damaged_engine(tmp_path: Path, plugin: Path, damage: str) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    data = bytearray(engine.read_bytes())
+    data[len(data) // 2] ^= 1
+    engine.write_bytes({"flipped": bytes(data), "truncated": data[:-7], "empty": b""}[damage])
+    with pytest.raises(
+        FlashRNNError, match=r"m\.engine (has \d+ bytes, and|does not have the SHA-256).*damaged.*rebuild"
+    ):
+        TrtRunner(engine, [plugin])
+
+
+def test_library(tmp_path: Path, plugin: Path) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    other = engines.library(tmp_path / "libother.so", engines.INFO.format("10.13") + engines.CREATORS)
+    with pytest.raises(
+        FlashRNNError, match=r"library libflashrnn\.so of SHA-256 .*libother\.so is another build.*rebuild"
+    ):
+        TrtRunner(engine, [other])
+    with pytest.raises(
+        FlashRNNError, match=r"plugins, version 1, namespace '': pass the library libflashrnn\.so .*--plugins"
+    ):
+        TrtRunner(engine)
+    with pytest.raises(FlashRNNError, match=r"there is no plugin library .*missing\.so"):
+        TrtRunner(engine, [tmp_path / "missing.so"])
+    change(engine, library=None, plugin=None)
+    TrtRunner(engine).close()  # no FlashRNN op inside
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "has no sidecar m.engine.json, .*--trust-engine"),
+        ("{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        ("[]", "is not the sidecar of an engine"),
+        ('{"format": 2}', "has format 2, and this version of flashrnn-deploy reads format 1"),
+        ('{"format": 1}', "damaged at 'engine'"),
+    ],
+)
+def test_sidecar_that_cannot_be_read(tmp_path: Path, text: Any, message: str) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine")
+    file = sidecar.path_of(engine)
+    file.unlink()
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FlashRNNError, match=message):
+        TrtRunner(engine)
+
+
+@pytest.mark.parametrize("field", ["states", "axes", "dtypes", "tensorrt", "rtx", "compute_capability", "model"])
+def test_fields_of_another_kind(tmp_path: Path, field: str) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine")
+    for value in (1.5, [[1]], {"x": 3}):
+        if field in ("dtypes", "model") and isinstance(value, dict):
+            continue
+        change(engine, **{field: value})
+        with pytest.raises(FlashRNNError, match=f"is damaged at '{field}'; rebuild it with"):
+            sidecar.read(engine)
+
+
+def test_command_line(tmp_path: Path, plugin: Path) -> None:
+    """One line, exit 1, nothing written; --trust-engine runs what has no sidecar, with a note."""
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    np.save(tmp_path / "x.npy", np.ones((3, 2, models.IN), np.float32))
+    np.save(tmp_path / "s.npy", np.zeros((1, 1, 2, 8), np.float32))
+    sidecar.path_of(engine).unlink()
+    inputs = ["--input", f"x={tmp_path}/x.npy", "--input", f"state0={tmp_path}/s.npy"]
+    command = [
+        "run",
+        str(engine),
+        *inputs,
+        "--backend",
+        "tensorrt",
+        "--plugins",
+        str(plugin),
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "--trust-engine" in result.stderr
+    assert not (tmp_path / "out").exists()
+    trusted = CliRunner().invoke(main, [*command, "--trust-engine"])
+    assert trusted.exit_code == 0, trusted.output
+    assert "run on trust" in trusted.stderr
+    assert (tmp_path / "out" / "out.npy").is_file()
