@@ -1,7 +1,8 @@
 """The `build-plugins` command: from models and GPU names to one ``libflashrnn.so``, by CMake and Ninja.
 
 Everything is written into one directory: ``libflashrnn.so``, ``libflashrnn.json`` (what it is for), ``build.log``
-and ``build/`` (CMake's tree, kept so that the next build only compiles what has changed).
+and ``build/`` (CMake's tree, kept so that the next build only compiles what has changed). TensorRT 8 has a library of
+its own beside it, ``libflashrnn_trt8.so``.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from flashrnn_deploy.graph import walk_nodes
 from flashrnn_deploy.info import node_facts
 from flashrnn_deploy.kernel_table import Choice, Layer
 from flashrnn_deploy.shapes import flashrnn_nodes, is_standard_rnn, node_label, tensors_of
+from flashrnn_deploy.tensorrt_headers import CURE, Headers, read_headers
 from flashrnn_deploy.toolchain import Tools, find_tools
 
 LIBRARY = "libflashrnn.so"
+TENSORRT_8_LIBRARY = "libflashrnn_trt8.so"
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all (0: not known yet) and what was done."""
 
@@ -47,6 +50,7 @@ def build_plugins(
     nvcc: Path | None = None,
     toolchain: Path | None = None,
     tensorrt_include: Path | None = None,
+    tensorrt: str | None = None,
     jobs: int | None = None,
     allow_warnings: bool = False,
     progress: Progress = lambda done, total, what: None,
@@ -61,7 +65,8 @@ def build_plugins(
         batches: batch sizes to choose kernels for; ``kernel_table.BATCHES`` by default.
         nvcc: the CUDA compiler, that on PATH by default.
         toolchain: a CMake toolchain file, for another host architecture.
-        tensorrt_include: not available yet, and refused.
+        tensorrt_include: folder of TensorRT's headers: the library holds its plugin too.
+        tensorrt: "8" or "10": what these headers have to be of.
         jobs: compilers to run at once, one per processor by default.
         allow_warnings: compile with a compiler whose warnings are new.
         progress: told what is done.
@@ -73,14 +78,13 @@ def build_plugins(
     Raises:
         FlashRNNError: a model, a name or a program is not fit, or the build fails; an older library stays then.
     """
-    if tensorrt_include is not None:
-        raise FlashRNNError("--tensorrt-include: this version holds no TensorRT plugin yet; leave the option out")
     if jobs is not None and jobs < 1:
         raise FlashRNNError(f"--jobs must be at least 1, not {jobs}")
     layers = read_layers(models)
     devices = [gpus.get(name) for name in dict.fromkeys(gpu_names) if name != "cpu"]
     if not gpu_names:
         raise FlashRNNError(f"name what to build for: --gpu cpu, or --gpu with one of {', '.join(gpus.GPUS)}")
+    headers = _headers(tensorrt_include, tensorrt, devices)
     choices = kernel_table.plan(layers, devices, batches or kernel_table.BATCHES)
     tools = find_tools(devices, nvcc, toolchain)
     jobs = jobs or len(os.sched_getaffinity(0))
@@ -95,10 +99,11 @@ def build_plugins(
         if not configs.is_file() or configs.read_text(encoding="utf-8") != table:
             configs.write_text(table, encoding="utf-8")
         progress(0, 0, "configuring")
-        call([tools.cmake, *_options(tools, toolchain, folder, devices, table.count("KERNEL("), jobs, allow_warnings)])
+        options = _options(tools, toolchain, folder, devices, headers, table.count("KERNEL("), jobs, allow_warnings)
+        call([tools.cmake, *options])
         call([tools.ninja, "-C", str(folder), "-j", str(jobs)])
-        report = _report(layers, devices, choices, tools, folder)
-        _publish(folder / LIBRARY, output, report)
+        report = _report(layers, devices, headers, choices, tools, folder)
+        _publish([folder / name for name in report["libraries"]], output, report)
     return report
 
 
@@ -125,6 +130,16 @@ def read_layers(models: Sequence[Path]) -> list[Layer]:
 def plugin_sources() -> Path:
     """The folder of the C++ and CUDA sources, as it is installed."""
     return Path(str(resources.files("flashrnn_deploy") / "plugins"))
+
+
+def _headers(folder: Path | None, wanted: str | None, devices: Sequence[GPU]) -> Headers | None:
+    if folder is None:
+        if wanted is not None:
+            raise FlashRNNError(f"--tensorrt {wanted} needs --tensorrt-include DIR: {CURE}")
+        return None
+    if not devices:
+        raise FlashRNNError("--tensorrt-include needs --gpu with a GPU: TensorRT runs on no CPU")
+    return read_headers(folder.absolute(), wanted)
 
 
 def _identity(tools: Tools, toolchain: Path | None) -> dict[str, str | None]:
@@ -174,6 +189,7 @@ def _options(
     toolchain: Path | None,
     folder: Path,
     devices: Sequence[GPU],
+    headers: Headers | None,
     num_kernels: int,
     jobs: int,
     allow_warnings: bool,
@@ -185,6 +201,7 @@ def _options(
         "FLASHRNN_WERROR": "OFF" if allow_warnings else "ON",
         "FLASHRNN_CUDA_ARCHITECTURES": ";".join(str(c) for c in sorted({g.compute_capability for g in devices})),
         "FLASHRNN_GPUS": ";".join(gpu.name for gpu in devices),
+        "FLASHRNN_TENSORRT_INCLUDE": str(headers.folder) if headers else "",
     }
     if toolchain:
         values["CMAKE_TOOLCHAIN_FILE"] = str(toolchain.absolute())
@@ -237,7 +254,12 @@ def _failure(lines: Sequence[str], log_path: Path) -> str:
 
 
 def _report(
-    layers: Sequence[Layer], devices: Sequence[GPU], choices: Sequence[Choice], tools: Tools, folder: Path
+    layers: Sequence[Layer],
+    devices: Sequence[GPU],
+    headers: Headers | None,
+    choices: Sequence[Choice],
+    tools: Tools,
+    folder: Path,
 ) -> dict[str, Any]:
     facts = (folder / "build_info.h").read_text(encoding="utf-8")
 
@@ -249,6 +271,8 @@ def _report(
         models.setdefault(layer.model, []).append({"name": layer.node, **node_facts(layer.spec)})
     return {
         "library": LIBRARY,
+        "libraries": [LIBRARY, *([TENSORRT_8_LIBRARY] if headers and headers.is_version_8 else [])],
+        "tensorrt": headers.version if headers else None,
         "version": fact("version"),
         "source_hash": fact("source_hash"),
         "architecture": fact("architecture"),
@@ -275,12 +299,13 @@ def _report(
     }
 
 
-def _publish(library: Path, output: Path, report: dict[str, Any]) -> None:
-    """Library and report into ``output``, by renaming; what is the same already keeps its time."""
+def _publish(libraries: Sequence[Path], output: Path, report: dict[str, Any]) -> None:
+    """Libraries and report into ``output``, by renaming; what is the same already keeps its time."""
     with new_files(output) as scratch:
         (scratch / "libflashrnn.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        shutil.copyfile(library, scratch / LIBRARY)
-        (scratch / LIBRARY).chmod(0o755)
+        for library in libraries:
+            shutil.copyfile(library, scratch / library.name)
+            (scratch / library.name).chmod(0o755)
         for file in list(scratch.iterdir()):
             there = output / file.name
             if there.is_file() and filecmp.cmp(file, there, shallow=False):

@@ -137,7 +137,9 @@ def test_models_that_need_no_library(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--gpu", "h300"], "unknown GPU 'h300'"),
-        (["--gpu", "cpu", "--tensorrt-include", "."], "holds no TensorRT plugin yet"),
+        (["--gpu", "cpu", "--tensorrt-include", "."], "--tensorrt-include needs --gpu with a GPU"),
+        (["--gpu", "h200", "--tensorrt-include", "docs"], "there are no TensorRT headers in it"),
+        (["--gpu", "h200", "--tensorrt", "8"], "--tensorrt 8 needs --tensorrt-include DIR"),
         (["--gpu", "cpu", "--batch", "0"], "--batch must be from 1"),
         (["--gpu", "cpu", "--jobs", "0"], "--jobs must be at least 1"),
         (["--gpu", "cpu", "--toolchain", "none.cmake"], "there is no such file"),

@@ -42,7 +42,8 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
 @click.option("--batch", "batches", multiple=True, type=int, help="Batch to choose kernels for (1, 4, 16 and 64).")
 @click.option("--nvcc", type=PATH, help="CUDA compiler, 11.4 or newer; that on PATH by default.")
 @click.option("--toolchain", type=PATH, help="CMake toolchain file, to build for another host architecture.")
-@click.option("--tensorrt-include", type=PATH, help="TensorRT headers; not available yet.")
+@click.option("--tensorrt-include", type=PATH, help="Folder of TensorRT's headers, to build its plugin too.")
+@click.option("--tensorrt", type=click.Choice(["8", "10"]), help="What these headers are of: 8.5 or 8.6, or newer.")
 @click.option("--jobs", type=int, help="Compilers at once; one per processor by default.")
 @click.option("--allow-warnings", is_flag=True, help="Do not stop at a compiler's warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the output of CMake and the compilers.")
@@ -66,6 +67,8 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
     if rows:
         table("kernels", ("node", "gpu", "batch", "kernel", "predicted us per step", "estimate"), rows)
     click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
+    for name in report["libraries"][1:]:
+        click.echo(f"{output / name}: for programs with TensorRT {report['tensorrt']}, which load it")
 
 
 COMMANDS = (solve, build_plugins)
