@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["convert_file", "export", "export_file", "factory_judge", "load_factory"]
+__all__ = ["EagerRunner", "convert_file", "export", "export_file", "factory_judge", "load_factory"]
 
 _HOME = {
+    "EagerRunner": "eager",
     "convert_file": "convert",
     "export": "torch_export",
     "export_file": "torch_export",

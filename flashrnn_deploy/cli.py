@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from flashrnn_deploy import __version__
-from flashrnn_deploy.commands import kernels, models
+from flashrnn_deploy.commands import bench, engines, kernels, models
 from flashrnn_deploy.errors import FlashRNNError
 
 _EXTRAS = {"torch": "export", "onnxscript": "export", "onnxruntime": "export", "matplotlib": "export"}
@@ -59,5 +59,5 @@ def main() -> None:
     """Export PyTorch recurrent networks to ONNX with the FlashRNN op, and run them anywhere."""
 
 
-for _command in (*models.COMMANDS, *kernels.COMMANDS):
+for _command in (*models.COMMANDS, *bench.COMMANDS, *kernels.COMMANDS, *engines.COMMANDS):
     main.add_command(_command)

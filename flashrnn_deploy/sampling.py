@@ -46,8 +46,31 @@ def samples(
     return result
 
 
+def sample(
+    model: onnx.ModelProto,
+    tensors: Tensors,
+    axes: Mapping[str, Axes],
+    T: int,
+    B: int,
+    sizes: Mapping[str, int],
+    seed: int = 0,
+) -> dict[str, Array]:
+    """One set of feeds as ``samples`` makes them, at ``T`` steps and ``B`` rows; ``sizes`` of named dimensions win.
+
+    Raises:
+        FlashRNNError: as ``samples``.
+    """
+    shapes = _shapes(model, tensors, axes, T, B, sizes)
+    return _arrays(model, tensors, axes, shapes, np.random.default_rng(seed), T)
+
+
 def _shapes(
-    model: onnx.ModelProto, tensors: Tensors, axes: Mapping[str, Axes], T: int, B: int
+    model: onnx.ModelProto,
+    tensors: Tensors,
+    axes: Mapping[str, Axes],
+    T: int,
+    B: int,
+    given: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[int, ...]]:
     time, batch = dim_names(model, tensors)
     sizes: dict[Any, int] = dict.fromkeys(time, T) | dict.fromkeys(batch, B)
@@ -56,6 +79,7 @@ def _shapes(
         for axis, dim in enumerate(value_tensor(value).shape or ()):
             if isinstance(dim, str) and axis in (known.time, known.batch):
                 sizes[dim] = T if axis == known.time else B
+    sizes |= given or {}
     result = {}
     for value in free_inputs(model.graph):
         tensor, known = value_tensor(value), axes[value.name]

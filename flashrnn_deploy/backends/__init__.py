@@ -30,6 +30,17 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+class Bound(Protocol):
+    """One call made ready: its inputs lie where the engine wants them, its outputs stay there.
+
+    ``run`` returns when the device has finished. ``outputs`` copies what the last ``run`` gave.
+    """
+
+    def run(self) -> None: ...
+
+    def outputs(self) -> dict[str, Array]: ...
+
+
 def make_runner(
     backend: str, model: onnx.ModelProto, plugins: Sequence[Path] = (), device: str = "cpu", path: Path | None = None
 ) -> Runner:
