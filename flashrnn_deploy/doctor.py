@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import re
@@ -17,6 +18,7 @@ from flashrnn_deploy import gpus
 from flashrnn_deploy.engine.api import RTX_PACKAGES
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.machine import nvidia_driver
+from flashrnn_deploy.tensorrt_headers import CURE, read_headers
 from flashrnn_deploy.toolchain import CURES
 
 HEADER_FOLDERS = (
@@ -120,20 +122,8 @@ def _program(name: str) -> Fact:
 
 def _headers(folders: Iterable[str]) -> Fact:
     for folder in folders:
-        file = Path(folder) / "NvInferVersion.h"
-        if not file.is_file():
-            continue
-        text = file.read_text(encoding="utf-8", errors="replace")
-        numbers = [
-            match[1] if (match := re.search(rf"#define (?:NV_TENSORRT|TRT)_{part}(?:_\w+)?\s+(\d+)", text)) else "?"
-            for part in ("MAJOR", "MINOR", "PATCH")
-        ]
-        return Fact(
-            "TensorRT headers", True, f"{'.'.join(numbers)} in {folder}: build-plugins --tensorrt-include {folder}"
-        )
-    return Fact(
-        "TensorRT headers",
-        False,
-        "for build-plugins --tensorrt-include",
-        "apt install libnvinfer-headers-dev, or the include/ folder of the TensorRT release on GitHub",
-    )
+        with contextlib.suppress(FlashRNNError):
+            headers = read_headers(Path(folder))
+            what = f"{headers.version} in {folder}: build-plugins --tensorrt-include {folder}"
+            return Fact("TensorRT headers", True, what)
+    return Fact("TensorRT headers", False, "for build-plugins --tensorrt-include", CURE)

@@ -65,7 +65,7 @@ class Device:
         return DeviceArray(self, memory, int(memory), shape, dtype)
 
     def upload(self, array: Array) -> DeviceArray:
-        """A copy of a host array, in stream order; the array must live until ``wait``."""
+        """A copy of a host array, in stream order; the array must live until the stream has been waited for."""
         result = self.empty(array.shape, array.dtype)
         if array.size:
             # bytes, since NumPy lends no buffer of bfloat16
@@ -73,7 +73,7 @@ class Device:
         return result
 
     def download(self, array: DeviceArray) -> Array:
-        """A copy in host memory, complete after ``wait``."""
+        """A copy in host memory, complete when the stream has been waited for."""
         host = np.empty(array.shape, array.dtype)
         if host.size:
             self._driver.memcpy_dtoh_async(host.reshape(-1).view(np.uint8), array.address, self.stream)
@@ -122,9 +122,8 @@ class Device:
         """End to take time, in stream order."""
         self._stop.record(self.stream)
 
-    def wait(self) -> float | None:
-        """Wait for the stream; the milliseconds between ``start`` and ``stop``."""
-        self.stream.synchronize()
+    def elapsed_ms(self) -> float:
+        """Between ``start`` and ``stop``, after the stream has been waited for."""
         return float(self._stop.time_since(self._start))
 
     def close(self) -> None:

@@ -137,10 +137,13 @@ class TrtRunner:
             raise FlashRNNError(f"the engine's input(s) {', '.join(map(printable, missing))} are not fed")
         with self._device.current():
             arrays = {name: self._take(name, feeds[name]) for name in self._inputs}
-            inputs = {n: a if isinstance(a, DeviceArray) else self._device.upload(a) for n, a in arrays.items()}
-            outputs = self._enqueue(inputs)
-            results = {n: a if n in self.carried else self._device.download(a) for n, a in outputs.items()}
-            self.gpu_ms = self._device.wait()
+            try:
+                inputs = {n: a if isinstance(a, DeviceArray) else self._device.upload(a) for n, a in arrays.items()}
+                outputs = self._enqueue(inputs)
+                results = {n: a if n in self.carried else self._device.download(a) for n, a in outputs.items()}
+            finally:  # a call that fails half-way has copies under way, out of and into memory that is freed next
+                self._device.stream.synchronize()
+            self.gpu_ms = self._device.elapsed_ms()
         return results
 
     def _take(self, name: str, given: Any) -> DeviceArray | Array:
@@ -185,7 +188,6 @@ class TrtRunner:
         good = good and context.execute_async_v3(self._device.stream.handle)
         self._device.stop()
         if not good:
-            self._device.wait()
             self._fail(inputs)
         self._log.errors.clear()
         return outputs

@@ -1,0 +1,417 @@
+"""The TensorRT runner, on the fake of TensorRT 10 and 8 and of pycuda: bindings, profiles, states, dtypes, errors."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import engines
+import fake_tensorrt
+import models
+import numpy as np
+import onnx
+import pytest
+import torch
+from cases import NUMPY_DTYPES
+from click.testing import CliRunner
+
+from flashrnn_deploy.backends import dlpack, make_runner
+from flashrnn_deploy.backends.device import DeviceArray
+from flashrnn_deploy.backends.trt import TrtRunner
+from flashrnn_deploy.cli import main
+from flashrnn_deploy.engine import api, sidecar
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.op import RNNSpec
+
+RNG = np.random.default_rng(0)
+LSTM = RNNSpec("lstm", 2, 4)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> fake_tensorrt.Cuda:
+    return fake_tensorrt.install(monkeypatch)
+
+
+def feeds(T: int, B: int, spec: RNNSpec = LSTM, lens: Any = None) -> dict[str, np.ndarray]:
+    lead = (B, T) if spec.layout else (T, B)
+    states = RNG.standard_normal(spec.shapes(T, B)["initial_states"]).astype(np.float32)
+    result = {"x": RNG.standard_normal((*lead, models.IN)).astype(NUMPY_DTYPES[spec.dtype]), "state0": states}
+    return result if lens is None else result | {"lens": np.asarray(lens)}
+
+
+def expect(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return make_runner("onnxruntime", model).infer(arrays)
+
+
+def same(actual: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.asarray(actual[name]).dtype == array.dtype
+        np.testing.assert_array_equal(np.asarray(actual[name]), array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype", "layout"),
+    [
+        ("10.14.1.48", "float32", 0),
+        ("8.6.1", "float32", 0),
+        ("8.5.3.1", "float16", 0),
+        ("10.14.1.48", "float16", 0),
+        ("10.14.1.48", "bfloat16", 0),
+        ("10.14.1.48", "float32", 1),
+    ],
+)
+def test_outputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, dtype: str, layout: int) -> None:
+    """Every tensor is bound by its name, whatever the engine's order; shapes follow each call's inputs."""
+    fake_tensorrt.install(monkeypatch, version)
+    spec = RNNSpec("lstm", 2, 4, dtype=dtype, layout=layout)
+    model = models.network(spec)
+    engine = engines.write(model, tmp_path / "m.engine", tensorrt=".".join(version.split(".")[:3]))
+    runner = TrtRunner(engine)
+    for T, B in ((5, 3), (1, 1), (9, 2)):
+        arrays = feeds(T, B, spec)
+        same(runner.infer(arrays), expect(model, arrays))
+    assert runner.gpu_ms == 0.25
+    runner.close()
+
+
+def test_profile_corners(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    """Case D14: every corner on one context in turn; beyond it one line, and the context goes on."""
+    model = models.network(LSTM)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine", ("x=1x1x5:100x4x5:512x16x5",)))
+    for T, B in ((1, 1), (512, 1), (1, 16), (512, 16)):
+        arrays = feeds(T, B)
+        same(runner.infer(arrays), expect(model, arrays))
+    x, state = "[1, 1, 5] to [512, 16, 5]", "[2, 1, 1, 8] to [2, 1, 16, 8]"
+    for T, B, name, shape, built in (
+        (513, 1, "x", [513, 1, 5], x),
+        (0, 1, "x", [0, 1, 5], x),
+        (1, 17, "state0", [2, 1, 17, 8], state),
+    ):
+        with pytest.raises(FlashRNNError) as error:
+            runner.infer(feeds(T, B))
+        assert f"input '{name}' has shape {shape}, and the engine was built for {built}" in str(error.value)
+    wrong = feeds(5, 2) | {"state0": feeds(5, 3)["state0"]}
+    with pytest.raises(FlashRNNError, match=r"TensorRT 10\.14\.1 fails for .*dimensions not equal: batch"):
+        runner.infer(wrong)
+    arrays = feeds(3, 2)
+    same(runner.infer(arrays), expect(model, arrays))
+    assert cuda.depth == 0
+
+
+def test_errors_leave_the_runner_usable(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    model = models.network(LSTM)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    arrays = feeds(4, 2)
+    for wrong, message in (
+        ({"x": arrays["x"]}, r"the engine's input\(s\) state0 are not fed"),
+        (arrays | {"x": arrays["x"].astype(np.float64)}, "input 'x' must be float32, not float64"),
+        (arrays | {"x": arrays["x"][0]}, r"input 'x' has shape \[2, 5\]"),
+    ):
+        with pytest.raises(FlashRNNError, match=message):
+            runner.infer(wrong)
+    cuda.fail_enqueue = True
+    with pytest.raises(FlashRNNError, match=r"fails for .*x \[4, 2, 5\].*: .*the plugin's enqueue returned 1"):
+        runner.infer(arrays)
+    cuda.fail_enqueue = False
+    same(runner.infer(arrays), expect(model, arrays))
+    assert cuda.depth == 0
+
+
+def test_memory_is_given_back(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    runner = TrtRunner(engines.write(models.network(LSTM), tmp_path / "m.engine"))
+    for _ in range(3):
+        runner.infer(feeds(4, 2))
+    gc.collect()
+    assert not cuda.memory
+    runner.close()
+
+
+def test_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """int64 as the file has it; an engine of TensorRT 8 has int32, and takes int64 that fits."""
+    model = models.network(LSTM, lens=True)
+    arrays = feeds(5, 3, lens=[5, 0, 2])
+    fake_tensorrt.install(monkeypatch)
+    same(TrtRunner(engines.write(model, tmp_path / "m.engine")).infer(arrays), expect(model, arrays))
+    old = onnx.ModelProto()
+    old.CopyFrom(model)
+    next(v for v in old.graph.input if v.name == "lens").type.tensor_type.elem_type = onnx.TensorProto.INT32
+    fake_tensorrt.install(monkeypatch, "8.5.3.1")
+    runner = TrtRunner(engines.write(old, tmp_path / "old.engine", tensorrt="8.5.3"))
+    same(runner.infer(arrays), expect(model, arrays))
+    with pytest.raises(FlashRNNError, match="input 'lens' must be int32, not int64"):
+        runner.infer(arrays | {"lens": np.array([5, 0, 2**40])})
+
+
+class Tensor:
+    """A device array of another library: an address in the fake's memory, under one of the two protocols."""
+
+    def __init__(self, array: DeviceArray, protocol: str, offset: int = 0, strides: Any = None) -> None:
+        self.array = array
+        address = array.address + offset
+        if protocol == "dlpack":
+            self.__dlpack_device__ = lambda: (2, 0)
+            self.__dlpack__ = lambda stream=None: dlpack.write(array, address, array.shape, array.dtype, (2, 0))
+        else:
+            facts = {"shape": array.shape, "typestr": array.dtype.str, "data": (address, True), "version": 3}
+            self.__cuda_array_interface__ = facts | {"strides": strides, "stream": 1}
+
+
+@pytest.mark.parametrize("protocol", ["dlpack", "interface", "ours"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_device_arrays(cuda: fake_tensorrt.Cuda, tmp_path: Path, protocol: str, dtype: str) -> None:
+    """Arrays on the GPU are read where they lie: nothing of them is copied to the host or back."""
+    spec = RNNSpec("lstm", 2, 4, dtype=dtype)
+    model = models.network(spec)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    arrays = feeds(4, 2, spec)
+    device = runner._device
+    with device.current():
+        there = {name: device.upload(array) for name, array in arrays.items()}
+        device.stream.synchronize()
+    cuda.copies.clear()
+    given = there if protocol == "ours" else {name: Tensor(a, protocol) for name, a in there.items()}
+    same(runner.infer(given), expect(model, arrays))
+    assert {kind for kind, _ in cuda.copies} == {"dtoh"}
+
+
+def test_device_arrays_that_do_not_fit(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    """Off the alignment that TensorRT wants: copied on the GPU. Strided: refused."""
+    model = models.network(LSTM)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    arrays, device = feeds(4, 2), runner._device
+    with device.current():
+        padded = device.upload(np.concatenate([np.zeros(4, np.float32), arrays["x"].reshape(-1)]))
+        device.stream.synchronize()
+    x = DeviceArray(device, padded, padded.address, arrays["x"].shape, np.dtype(np.float32))
+    for protocol in ("dlpack", "interface"):
+        cuda.copies.clear()
+        same(runner.infer(arrays | {"x": Tensor(x, protocol, offset=16)}), expect(model, arrays))
+        assert ("dtod", x.nbytes) in cuda.copies
+    with pytest.raises(FlashRNNError, match=r"shape \[4, 2, 5\] do not lie in C order"):
+        runner.infer(arrays | {"x": Tensor(x, "interface", strides=(4, 16, 32))})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_host_dlpack(cuda: fake_tensorrt.Cuda, tmp_path: Path, dtype: torch.dtype) -> None:
+    """A torch tensor on the CPU, a NumPy one, and what torch makes of ours: the structures are those of DLPack."""
+    spec = RNNSpec("lstm", 2, 4, dtype=str(dtype).removeprefix("torch."))
+    model = models.network(spec)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    arrays = feeds(4, 2, spec)
+    x = torch.from_numpy(arrays["x"].astype(np.float32)).to(dtype)
+    same(runner.infer(arrays | {"x": x}), expect(model, arrays))
+    with pytest.raises(FlashRNNError, match="do not lie in C order"):
+        runner.infer(arrays | {"x": x.expand(4, 2, 5).transpose(0, 1)})
+    array = arrays["x"]
+    capsule = dlpack.write(array, array.ctypes.data, array.shape, array.dtype, (dlpack.CPU, 0))
+    back = torch.utils.dlpack.from_dlpack(capsule)
+    assert back.dtype == dtype
+    torch.testing.assert_close(back, x)
+
+
+def test_dlpack_keeps_memory_as_long_as_needed() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    before = len(dlpack._alive)
+    capsule = dlpack.write(array, array.ctypes.data, array.shape, array.dtype, (dlpack.CPU, 0))
+    assert len(dlpack._alive) == before + 1
+    del capsule  # nobody took it
+    assert len(dlpack._alive) == before
+    tensor = torch.utils.dlpack.from_dlpack(
+        dlpack.write(array, array.ctypes.data, array.shape, array.dtype, (dlpack.CPU, 0))
+    )
+    assert len(dlpack._alive) == before + 1
+    assert tensor.sum() == 15
+    del tensor
+    gc.collect()
+    assert len(dlpack._alive) == before
+
+
+def test_states_stay_on_the_gpu(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    model = models.network(LSTM)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"), carried=["state1"])
+    arrays = feeds(6, 2)
+    state = runner.infer({**arrays, "x": arrays["x"][:3]})["state1"]
+    assert isinstance(state, DeviceArray)
+    cuda.copies.clear()
+    outputs = runner.infer({"x": arrays["x"][3:], "state0": state})
+    assert cuda.copies == [("htod", arrays["x"][3:].nbytes), ("dtoh", outputs["out"].nbytes)]
+    expected = expect(model, arrays)
+    np.testing.assert_allclose(outputs["out"], expected["out"][3:], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(outputs["state1"]), expected["state1"], atol=1e-6)
+
+
+# The command.
+
+
+@pytest.fixture
+def command(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> Any:
+    def call(engine: Path, arrays: dict[str, np.ndarray], *options: str) -> Any:
+        arguments = []
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}.npy", array)
+            arguments += ["--input", f"{name}={tmp_path / f'{name}.npy'}"]
+        out = str(tmp_path / "out")
+        return CliRunner().invoke(
+            main, ["run", str(engine), *arguments, "-o", out, "--backend", "tensorrt", *options], catch_exceptions=False
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 7, 50])
+def test_run_in_chunks(command: Any, cuda: fake_tensorrt.Cuda, tmp_path: Path, chunk: int | None) -> None:
+    model = models.network(LSTM, lens=True)
+    engine = engines.write(model, tmp_path / "m.engine", ("time=1:8:25",))
+    arrays = feeds(25, 2, lens=[25, 9])
+    options = [] if chunk is None else ["--chunk", str(chunk)]
+    result = command(engine, arrays, *options)
+    assert result.exit_code == 0, result.output
+    for name, expected in expect(model, arrays).items():
+        np.testing.assert_allclose(np.load(tmp_path / "out" / f"{name}.npy"), expected, atol=1e-6, err_msg=name)
+    report = json.loads((tmp_path / "out" / "outputs.json").read_text())
+    assert (report["backend"], report["chunk"]) == ("tensorrt", chunk)
+    state = arrays["state0"].nbytes
+    fetched = [size for kind, size in cuda.copies if kind == "dtoh" and size == state]
+    assert len(fetched) <= 5, "states cross the bus at the end, and where chunks are compared with the whole"
+
+
+def test_longer_than_the_profile(command: Any, tmp_path: Path) -> None:
+    """Whole it is refused, with a word on chunks; in chunks of the longest call, and of one step, it runs."""
+    model = models.network(LSTM)
+    arrays = feeds(30, 2)
+    engine = engines.write(model, tmp_path / "m.engine", ("time=1:8:8",))
+    whole = command(engine, arrays)
+    assert whole.exit_code == 1
+    assert whole.stderr.count("\n") == 1
+    assert "input 'x' has shape [30, 2, 5], and the engine was built for" in whole.stderr
+    assert "--chunk" in whole.stderr
+    assert not (tmp_path / "out").exists()
+    step = engines.write(model, tmp_path / "step.engine", ("time=1",))
+    for path, chunk in ((engine, "8"), (step, "1")):
+        result = command(path, arrays, "--chunk", chunk)
+        assert result.exit_code == 0, result.output
+        np.testing.assert_allclose(np.load(tmp_path / "out" / "out.npy"), expect(model, arrays)["out"], atol=1e-6)
+
+
+def test_zero_states(command: Any, tmp_path: Path) -> None:
+    model = models.network(LSTM)
+    engine = engines.write(model, tmp_path / "m.engine")
+    arrays = feeds(5, 3)
+    assert command(engine, {"x": arrays["x"]}).exit_code == 0
+    zero = expect(model, arrays | {"state0": np.zeros_like(arrays["state0"])})
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "out.npy"), zero["out"])
+
+
+@pytest.mark.parametrize(
+    ("model", "arrays", "options", "message"),
+    [
+        (models.network(RNNSpec("gru", 1, 4, num_directions=2)), {}, ["--chunk", "2"], "runs in both directions"),
+        (models.network(LSTM, lens=True), {"lens": np.array([9, 1])}, [], "the length 9, outside 0..5"),
+        (
+            models.network(LSTM),
+            {"x": np.zeros((5, 2, 4), np.float32)},
+            [],
+            "has size 4 on axis 2, and the model wants 5",
+        ),
+        (models.network(LSTM), {"y": np.zeros(1)}, [], "the model has no input y; its inputs are "),
+    ],
+)
+def test_refusals(command: Any, tmp_path: Path, model: Any, arrays: Any, options: Any, message: str) -> None:
+    engine = engines.write(model, tmp_path / "m.engine")
+    result = command(engine, {"x": np.zeros((5, 2, 5), np.float32)} | arrays, *options)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_trusted_engine_that_is_none(command: Any, tmp_path: Path) -> None:
+    engine = tmp_path / "m.engine"
+    engine.write_bytes(b"not an engine")
+    result = command(engine, {"x": np.zeros((5, 2, 5), np.float32)}, "--trust-engine")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: TensorRT 10.14.1 refuses the engine {engine}: IRuntime::deserialize")
+    missing = command(tmp_path / "none.engine", {})
+    assert missing.exit_code == 1
+    assert "cannot read the engine" in missing.stderr
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pycuda that does not load, or finds no device, is one line."""
+    import builtins
+    import sys
+
+    engine = engines.write(models.network(LSTM), tmp_path / "m.engine")
+    fake_tensorrt.install(monkeypatch)
+    driver = sys.modules["pycuda.driver"]
+
+    def no_device() -> None:
+        raise driver.Error("cuInit failed: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(driver, "init", no_device)
+    with pytest.raises(FlashRNNError, match="there is no GPU to run on: cuInit failed"):
+        TrtRunner(engine)
+    plain = builtins.__import__
+
+    def importing(name: str, *arguments: Any) -> Any:
+        if name == "pycuda.driver":
+            raise ImportError("libcuda.so.1: cannot open shared object file")
+        return plain(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    with pytest.raises(FlashRNNError, match=r"pycuda is installed but does not load: libcuda\.so\.1.*driver"):
+        TrtRunner(engine)
+
+
+# Plugin libraries.
+
+
+def test_libraries(cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a library was built for is known before TensorRT loads it, and it is loaded once per process."""
+    engine = engines.write(models.network(LSTM), tmp_path / "m.engine")
+    good = engines.library(tmp_path / "libgood.so")
+    for _ in range(2):
+        TrtRunner(engine, [good, good]).close()
+    without = engines.library(tmp_path / "libwithout.so", engines.INFO.format(""))
+    with pytest.raises(
+        FlashRNNError, match=r"libwithout\.so was built without TensorRT support; .*--tensorrt-include DIR"
+    ):
+        TrtRunner(engine, [without])
+    for eight in (engines.library(tmp_path / "libeight.so", engines.INFO.format("8.5")),):
+        with pytest.raises(
+            FlashRNNError, match=r"libeight\.so was built for TensorRT 8\.5, and this is version 10\.14\.1"
+        ):
+            TrtRunner(engine, [eight])
+    broken = tmp_path / "libbroken.so"
+    broken.write_bytes(b"\x7fELF not really")
+    with pytest.raises(FlashRNNError, match=r"cannot load the plugin library .*libbroken\.so"):
+        TrtRunner(engine, [broken])
+    with pytest.raises(
+        FlashRNNError, match=r"there is no plugin library .*none\.so; build it with: flashrnn-deploy build"
+    ):
+        TrtRunner(engine, [tmp_path / "none.so"])
+    fake_tensorrt.install(monkeypatch, "8.6.1")
+    sidecar.path_of(engine).write_text(sidecar.path_of(engine).read_text().replace("10.14.1", "8.6.1"))
+    TrtRunner(engine, [eight]).close()
+    with pytest.raises(FlashRNNError, match=r"libgood\.so was built for TensorRT 10\.14.*--tensorrt 8"):
+        TrtRunner(engine, [good])
+
+
+def test_the_log_keeps_interrupts(cuda: fake_tensorrt.Cuda) -> None:
+    """Ctrl-C inside a callback of TensorRT would end the process in C++: it comes after the call."""
+    import tensorrt
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    log = api.make_log(tensorrt)
+    log.listen = stop
+    log.log(fake_tensorrt.Severity.ERROR, "a line\nand another")
+    with pytest.raises(KeyboardInterrupt), api.interrupts(log):
+        pass
+    assert log.errors == ["a line and another"]
+    with api.interrupts(log):
+        pass
