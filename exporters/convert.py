@@ -18,6 +18,7 @@ from onnx import ModelProto, helper
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import onnx_files
 from flashrnn_deploy.exporters.onnx_damage import check_meaning, checker_message
+from flashrnn_deploy.exporters.onnx_edit import all_names, delete_where
 from flashrnn_deploy.exporters.onnx_files import Weights
 from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_batch_first, is_onnx_rnn, located_nodes, why_left
 from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_opset
@@ -26,7 +27,6 @@ from flashrnn_deploy.exporters.onnx_scope import make_scopes
 from flashrnn_deploy.exporters.onnx_shapes import correct_shapes
 from flashrnn_deploy.exporters.states import (
     AXES_KEY,
-    all_names,
     expose_states,
     kept_states,
     write_axes,
@@ -177,8 +177,7 @@ def _convert(
         notes.append(f"opset raised from {own} to {target}; {compare(source, raised, weights)}")
     if raised.ir_version < 4:  # these files list every initializer as an input; from IR 4 on that makes it replaceable
         initialized = {t.name for t in raised.graph.initializer}
-        for value in [v for v in raised.graph.input if v.name in initialized]:
-            raised.graph.input.remove(value)
+        delete_where(raised.graph.input, lambda value: value.name in initialized)
         raised.ir_version = 4
     shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
     scopes = make_scopes(raised, weights)

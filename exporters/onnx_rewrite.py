@@ -15,6 +15,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from flashrnn_deploy.exporters.onnx_builder import Builder, Operand, array_of
+from flashrnn_deploy.exporters.onnx_edit import delete_where, reads, remove_dead
 from flashrnn_deploy.exporters.onnx_fit import check_inputs
 from flashrnn_deploy.exporters.onnx_nodes import (
     CELL_OF_ONNX,
@@ -25,7 +26,6 @@ from flashrnn_deploy.exporters.onnx_nodes import (
     read_node,
 )
 from flashrnn_deploy.exporters.onnx_scope import Constant, Dims, Scope, constant, type_of
-from flashrnn_deploy.exporters.states import reads, remove_dead
 from flashrnn_deploy.op import DTYPES, FULL_LENGTH, RNNSpec, make_node
 
 # The op's gates, as positions in ONNX's order: i f z o out of i o f c; r u n out of z r h.
@@ -296,5 +296,4 @@ def _remove_stale_infos(graph: GraphProto) -> None:
     """Drop the value_info of outputs that nobody read and that are gone."""
     made = {output for node in graph.node for output in node.output}
     made |= {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    for value in [v for v in graph.value_info if v.name not in made]:
-        graph.value_info.remove(value)
+    delete_where(graph.value_info, lambda value: value.name not in made)

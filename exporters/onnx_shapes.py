@@ -104,6 +104,7 @@ def correct_shapes(model: onnx.ModelProto) -> list[str]:
             value.type.tensor_type.ClearField("shape")
     register_schemas()
     inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    outputs = {value.name for value in model.graph.output}
     notes = []
     for declared, found in zip(walk_graphs(model.graph), walk_graphs(inferred), strict=True):
         known = {value.name: value.type.tensor_type.shape for value in (*found.value_info, *found.output)}
@@ -112,7 +113,7 @@ def correct_shapes(model: onnx.ModelProto) -> list[str]:
             if old is None or new is None or not (dims := _corrected(old, [dim_of(d) for d in new.dim])):
                 continue
             value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, dims))
-            if declared is model.graph and value.name in {output.name for output in model.graph.output}:
+            if declared is model.graph and value.name in outputs:
                 notes.append(f"output '{value.name}' was declared as {old}, but is {dims}: corrected")
     return notes
 

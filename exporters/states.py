@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,18 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from flashrnn_deploy.cells import CELL_OF_OP
+from flashrnn_deploy.exporters.onnx_edit import (
+    all_names,
+    delete_where,
+    operands_of,
+    producers_of,
+    remove_dead,
+    rename,
+    unique,
+)
 from flashrnn_deploy.exporters.onnx_shapes import known_shapes, probe
-from flashrnn_deploy.graph import free_inputs, shape_of, subgraphs, walk_graphs
+from flashrnn_deploy.files import json_metadata
+from flashrnn_deploy.graph import free_inputs, shape_of, subgraphs
 from flashrnn_deploy.op import is_flashrnn
 
 STATES_KEY = "flashrnn.states"
@@ -49,26 +60,35 @@ def expose_states(model: onnx.ModelProto) -> dict[str, str]:
         The new pairs, graph input -> graph output. They are merged into ``metadata_props``.
     """
     graph = model.graph
-    exposed = {}
-    candidates = [n for n in graph.node if is_flashrnn(n) and _source(graph, n.input[4]) == "zero"]
+    nodes = [node for node in graph.node if is_flashrnn(node)]
+    sources = _sources(graph, [node.input[4] for node in nodes])
+    candidates = [node for node in nodes if sources[node.input[4]] == "zero"]
     shapes = known_shapes(model) if candidates else {}
+    taken = all_names(model)
+    outputs = {value.name for value in graph.output}
+    exposed: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    freed = []
     for node in candidates:
-        taken = all_names(model)
         base = re.sub(r"[^\w.-]+", ".", node.name).strip(".") or node.op_type
         dims = _state_dims(graph, node, shapes, f"{base}.batch")
-        new_input = _unique(f"{base}.states", taken)
-        old_input, node.input[4] = node.input[4], new_input
+        new_input, output = unique(f"{base}.states", taken), node.output[1]
+        taken.add(new_input)
+        freed.append(node.input[4])
+        node.input[4] = new_input
         graph.input.append(helper.make_tensor_value_info(new_input, TensorProto.FLOAT, dims))
-        output = node.output[1]
-        if output not in {value.name for value in graph.output}:
-            output = _unique(f"{base}.final_states", taken - {output})
-            _rename(graph, node.output[1], output)
-            known = [value for value in graph.value_info if value.name == output]
-            for value in known:
-                graph.value_info.remove(value)
+        if output not in outputs:
+            new_output = f"{base}.final_states"
+            if output != new_output:
+                new_output = unique(new_output, taken)
+                taken.add(new_output)
+            renamed[output] = output = new_output
             graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, dims))
         exposed[new_input] = output
-        remove_dead(graph, [old_input])
+    rename(graph, renamed)
+    declared = set(renamed.values())
+    delete_where(graph.value_info, lambda value: value.name in declared)
+    remove_dead(graph, freed)
     if exposed:
         write_metadata(model, STATES_KEY, read_metadata(model, STATES_KEY) | exposed)
     return exposed
@@ -79,12 +99,13 @@ def kept_states(model: onnx.ModelProto) -> dict[str, str]:
 
     Call it after ``expose_states``. A node whose states come from graph inputs is not listed.
     """
-    kept = {}
-    free = {value.name for value in free_inputs(model.graph)}
-    for chain in _chains([model.graph]):
-        for node in filter(is_flashrnn, chain[-1].node):
-            source = _source(model.graph, node.input[4]) if len(chain) == 1 else "inner"
-            if free & _ancestors(chain, node.input[4]) and source not in ("zero", "constant"):
+    kept: dict[str, str] = {}
+    main = [node for node in model.graph.node if is_flashrnn(node)]
+    sources = _sources(model.graph, [node.input[4] for node in main])
+    for fed, graph in _walk_fed(model.graph, {value.name for value in free_inputs(model.graph)}):
+        for node in filter(is_flashrnn, graph.node):
+            source = sources[node.input[4]] if graph is model.graph else "inner"
+            if node.input[4] in fed and source not in ("zero", "constant"):
                 continue
             kept[node.name] = {
                 "inner": "inside the body of another node: only nodes of the main graph get state inputs",
@@ -129,16 +150,19 @@ def write_axes(model: onnx.ModelProto) -> dict[str, dict[str, int | None]]:
             kind: next((k for k, dims in enumerate(zip(declared, probed, strict=False)) if found & set(dims)), None)
             for kind, found in wanted.items()
         }
+    op_shaped = {name for node in filter(is_flashrnn, graph.node) for name in (node.input[4], node.output[1])}
     for name in (*states, *states.values()):
         if name in result:
-            result[name] = {"time": None, "batch": 2}
+            result[name]["time"] = None
+            if result[name]["batch"] is None and name in op_shaped:
+                result[name]["batch"] = 2
     write_metadata(model, AXES_KEY, result)
     return result
 
 
 def read_metadata(model: onnx.ModelProto, key: str) -> dict[str, Any]:
     """The JSON object under ``key`` of the model's metadata, {} if there is none."""
-    return next((dict(json.loads(p.value)) for p in model.metadata_props if p.key == key), {})
+    return json_metadata(model, key)
 
 
 def write_metadata(model: onnx.ModelProto, key: str, value: dict[str, Any]) -> None:
@@ -151,45 +175,18 @@ def write_metadata(model: onnx.ModelProto, key: str, value: dict[str, Any]) -> N
     model.metadata_props.add(key=key, value=text)
 
 
-def remove_dead(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
-    """Remove what made ``values`` where nothing reads them any more, and so on upwards. Graph inputs stay.
-
-    Returns:
-        Every name that lost a reader: an inner graph's caller goes on with them in the outer graph.
-    """
-    pending = list(values)
-    seen = set(pending)
-    producers = _producers(graph)
-    while pending:
-        name = pending.pop()
-        read = reads(graph)
-        if name in read:
-            continue
-        for tensor in [t for t in graph.initializer if t.name == name]:
-            if name not in {value.name for value in graph.input}:
-                graph.initializer.remove(tensor)
-        node = producers.get(name)
-        if node is not None and not read.intersection(node.output):
-            operands = {i for i in node.input if i} | {i for inner in subgraphs(node) for i in reads(inner)}
-            pending += operands
-            seen |= operands
-            stale = set(node.output)
-            producers = {n: p for n, p in producers.items() if n not in stale}
-            graph.node.remove(node)
-            for value in [v for v in graph.value_info if v.name in stale]:
-                graph.value_info.remove(value)
-    return seen
-
-
-def _source(graph: onnx.GraphProto, name: str) -> str:
-    """Where a value's content comes from: "zero", "constant" (not all zero), or "computed" (graph inputs included)."""
-    relevant = _ancestors([graph], name)
+def _sources(graph: onnx.GraphProto, names: Sequence[str]) -> dict[str, str]:
+    """Where the content of ``names`` comes from: "zero", "constant" (not all zero), or "computed" (inputs included)."""
+    relevant = _ancestors(graph, names)
+    stored = Counter(t.name for t in graph.initializer)
     found = {t.name: "zero" if _is_zero(t) else "constant" for t in graph.initializer if t.name in relevant}
+    found |= {name: "computed" for name, count in stored.items() if count > 1}  # engines differ in which one they take
+    found |= {t.values.name: "computed" for t in graph.sparse_initializer}
     found |= {value.name: "computed" for value in graph.input}
     for node in graph.node:  # sorted topologically: a loop where recursion would go as deep as the network
         if relevant.intersection(node.output):
             found |= dict.fromkeys(node.output, _node_source(node, [found.get(i, "computed") for i in node.input]))
-    return found.get(name, "computed")
+    return {name: found.get(name, "computed") for name in names}
 
 
 def _node_source(node: onnx.NodeProto, operands: list[str]) -> str:
@@ -237,69 +234,28 @@ def _state_dims(
     return [d if d is not None else f"{unknown}.{axis}" for axis, d in enumerate(dims)]
 
 
-def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    return {output: node for node in graph.node for output in node.output if output}
-
-
-def reads(graph: onnx.GraphProto) -> set[str]:
-    """Every name that the graph's nodes read, in the graphs inside it too."""
-    return {i for inner in walk_graphs(graph) for node in inner.node for i in node.input if i} | {
-        value.name for inner in walk_graphs(graph) for value in inner.output
-    }
-
-
-def _chains(chain: list[onnx.GraphProto]) -> Iterator[list[onnx.GraphProto]]:
-    """Every graph with the graphs around it, outermost first."""
-    yield chain
-    for node in chain[-1].node:
+def _walk_fed(graph: onnx.GraphProto, outside: set[str]) -> Iterator[tuple[set[str], onnx.GraphProto]]:
+    """Every graph, with the names whose content (a shape is none) is computed from the names ``outside``."""
+    fed = set(outside)
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and not fed.isdisjoint(operands_of(node)):
+            fed.update(filter(None, node.output))
+    yield fed, graph
+    for node in graph.node:
         for inner in subgraphs(node):
-            yield from _chains([*chain, inner])
+            yield from _walk_fed(inner, fed)
 
 
-def _ancestors(chain: Sequence[onnx.GraphProto], name: str) -> set[str]:
-    """``name`` and every name whose content (a shape is none) it is computed from, seen from a chain's last graph."""
-    producers: dict[str, onnx.NodeProto] = {}
-    for graph in chain:
-        producers |= _producers(graph)
+def _ancestors(graph: onnx.GraphProto, names: Sequence[str]) -> set[str]:
+    """``names`` and every name whose content (a shape is none) they are computed from."""
+    producers = producers_of(graph)
     seen: set[str] = set()
-    pending = [name]
+    pending = list(names)
     while pending:
         name = pending.pop()
         if name and name not in seen:
             seen.add(name)
             node = producers.get(name)
             if node is not None and node.op_type not in ("Shape", "Size"):
-                pending += list(node.input) + [i for inner in subgraphs(node) for i in reads(inner)]
+                pending += operands_of(node)
     return seen
-
-
-def all_names(model: onnx.ModelProto) -> set[str]:
-    names = set()
-    for graph in walk_graphs(model.graph):
-        names |= {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
-        names |= {name for node in graph.node for name in (*node.input, *node.output)}
-    return names
-
-
-def _unique(name: str, taken: Collection[str]) -> str:
-    candidates = [name, *(f"{name}.{k}" for k in range(2, len(taken) + 3))]
-    return next(c for c in candidates if c not in taken)
-
-
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename a value of ``graph`` where it is made, declared and read; an inner graph's own value of that name stays.
-
-    (ONNX forbids such shadowing; files with it exist and run.)
-    """
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for k, name in enumerate(names):
-                if name == old:
-                    names[k] = new
-        for inner in subgraphs(node):
-            own = {v.name for v in (*inner.input, *inner.initializer)} | {o for n in inner.node for o in n.output}
-            if old not in own:
-                _rename(inner, old, new)
-    for value in (*graph.value_info, *graph.output):
-        if value.name == old:
-            value.name = new
