@@ -25,6 +25,9 @@ PAIR_TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-3, "bfloat16"
 OWN_ERROR_FACTOR = 2.0
 FLOOR_EPS = 4.0
 
+ONLY_NAN = "nothing but NaN"
+"""The note of two results of one shape that are NaN everywhere: they do not show that they agree."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -120,7 +123,7 @@ def _note(actual: Array, expected: Array) -> str:
     if (np.isnan(a) != np.isnan(e)).any():
         return "NaN at different places"
     if a.size and np.isnan(a).all():
-        return "nothing but NaN"
+        return ONLY_NAN
     if (np.isinf(a) != np.isinf(e)).any() or (a[np.isinf(a)] != e[np.isinf(e)]).any():
         return "infinities at different places"
     return ""

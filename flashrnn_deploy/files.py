@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -15,11 +16,15 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import helper
 
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.graph import walk_graphs
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_BITS = {kind: helper.tensor_dtype_to_np_dtype(kind).itemsize * 8 for kind in (*range(1, 8), *range(9, 17))}
+"""Size of an element by data type, strings and the types of less than a byte left out."""
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 
 
@@ -50,7 +55,22 @@ def load_model(path: Path) -> onnx.ModelProto:
         onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise FlashRNNError(f"cannot read the external data of {path}: {error}") from error
+    _check_sizes(model, path)
     return model
+
+
+def _check_sizes(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse weights with fewer or more bytes than their shape: onnx reads a truncated data file without a word."""
+    for graph in walk_graphs(model.graph):
+        for tensor in graph.initializer:
+            bits = _BITS.get(tensor.data_type)
+            if tensor.HasField("raw_data") and bits is not None:
+                wanted = (math.prod(tensor.dims) * bits + 7) // 8
+                if len(tensor.raw_data) != wanted:
+                    raise FlashRNNError(
+                        f"{path}: the weight '{printable(tensor.name)}' needs {wanted} bytes and has "
+                        f"{len(tensor.raw_data)}: the file or its external data is cut off, or of another model"
+                    )
 
 
 def decode_strings(message: Any) -> None:

@@ -212,6 +212,15 @@ def test_silence_hides_nothing() -> None:
         chunked(model, feeds, 7)
 
 
+def test_an_input_of_nan_alone() -> None:
+    """What is fed shows nothing; random numbers in its place show that chunks add up."""
+    model = network(GRU)
+    feeds = feeds_for(model, GRU)
+    feeds["x"] = np.full_like(feeds["x"], np.nan)
+    parts = chunked(model, feeds, 7)
+    assert {name: np.isnan(array).all() for name, array in parts.items()} == {"out": True, "state1": True}
+
+
 def test_lengths_that_the_model_computes() -> None:
     """They would count from the start of every chunk."""
     model = network(GRU)
