@@ -25,7 +25,8 @@ string(REPLACE ";" "\n" table "${lines}")
 write_if_different(${generated}/kernel_configs.inc "${table}\n")
 
 set(cuda_options -O3 -lineinfo --compiler-options=-Wall,-Wextra,-Wshadow)
-if(FLASHRNN_WERROR)
+# Older compilers miss a return statement behind `if constexpr` where there is one.
+if(FLASHRNN_WERROR AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.8)
   list(APPEND cuda_options --compiler-options=-Werror -Werror=all-warnings)
 endif()
 

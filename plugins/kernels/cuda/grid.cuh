@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_initial_hidden(Hidden<C>& h, const Tensors&
 template <class C>
 __device__ __forceinline__ void feed_wx(WxRing<C>& ring, WxStream<C>& wx, const Tensors& t, int s) {
   constexpr int kAhead = 8;
-  if (t.wide_wx) {
+  if (__builtin_expect(t.wide_wx, 1)) {
     ring.template fill_next<true>(wx, s + C::kRing < t.T);
   } else {
     ring.template fill_next<false>(wx, s + C::kRing < t.T);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
   static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
   using S = GridShared<C>;
   extern __shared__ __align__(16) char shared[];
-  const Lane<C> lane;
+  const Lane<C> lane{};
   const Place place = place_of<C>(t);
 
   WxRing<C> ring(ptx::shared_address(shared) + S::kRing, lane);
@@ -79,15 +79,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
   YStream<C> y(t, place, lane);
 
   float own[C::kOwned][C::kTiles][4] = {};
-  // slot = s % 2, a constant; the phases are those of the h that arrives and of the one that leaves.
-  const auto step = [&](int s, int slot, std::uint32_t arriving, std::uint32_t leaving) {
+  // Not unrolled, and what is rare at the end: the instruction cache holds one step, not two (0.x us).
+  for (int s = 0; s < t.T; ++s) {
     std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
     ring.take(words);
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) owned.start(own[i], words[i], i);
     Hidden<C> h;
-    if (s > 0) {
-      packets.receive(h, slot, arriving, s, t.spin_limit);
+    if (__builtin_expect(s > 0, 1)) {
+      packets.receive(h, s, t.spin_limit);
     } else {
       load_initial_hidden<C>(h, t, place, lane);
     }
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
     } else {
       Sums<C> sums = {};
       multiply<C>(sums, weights, h);
-      reduce_parts<C>(own, sums, shared + S::kParts + slot * Parts<C>::kBytes, lane);
+      reduce_parts<C>(own, sums, shared + S::kParts + (s & 1) * Parts<C>::kBytes, lane);
     }
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) {
@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
       const uint4 message = gather<C>(rounded, packets.message);
-      if (s + 1 < t.T) packets.send(message, i, 1 - slot, leaving, s + 1);
+      if (s + 1 < t.T) packets.send(message, i, s + 1);
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) {
-        if (C::kUnitsPerLane == 1 || t.wide_y) {
+        if (C::kUnitsPerLane == 1 || __builtin_expect(t.wide_y, 1)) {
           y.template store<true>(i, e, rounded[e], owned.is_valid(e, s));
         } else {
           y.template store<false>(i, e, rounded[e], owned.is_valid(e, s));
@@ -121,15 +121,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
       }
     }
     y.advance();
-  };
-  std::uint32_t phase = 0;
-  int s = 0;
-  for (; s + 2 <= t.T; s += 2) {
-    step(s, 0, phase, phase ^ kPhaseBit);
-    phase ^= kPhaseBit;
-    step(s + 1, 1, phase, phase);
   }
-  if (s < t.T) step(s, 0, phase, phase ^ kPhaseBit);
   owned.store(t, place, lane);
   ptx::wait_copies<0>();
 }

@@ -106,7 +106,7 @@ __device__ __forceinline__ void feed(const Tensors& t, const Place& place, std::
 template <bool kWide, class C>
 __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place, std::uint32_t shared) {
   using S = LocalShared<C>;
-  const Lane<C> lane;
+  const Lane<C> lane{};
   const std::uint32_t from = ptx::opaque(shared + hidden_offset<C>(lane));
   const std::uint32_t to = ptx::opaque(shared + lane.row(0) * C::kPitch + lane.unit(0) * 2);
   const std::uint32_t wx = ptx::opaque((lane.has_row() ? lane.row(0) : 0) * S::kPitch + lane.unit(0) * C::kGates * 2);

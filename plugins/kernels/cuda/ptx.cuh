@@ -5,6 +5,11 @@
 
 #include "../op.h"
 
+// nvcc before 11.7 has no such word: its kernels copy a parameter whose address they take.
+#if __CUDACC_VER_MAJOR__ == 11 && __CUDACC_VER_MINOR__ < 7
+#define __grid_constant__
+#endif
+
 namespace flashrnn::cuda::ptx {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
@@ -93,15 +98,13 @@ __device__ __forceinline__ void wait_copies() {
 
 // 16 bytes in global memory as two words of 64 bits, each of which is read or written whole, at gpu scope and in no
 // order.
-__device__ __forceinline__ uint4 load_relaxed_16(const void* p) {
-  uint4 v;
-  asm volatile(
-      "{.reg .b64 a, b;\nld.relaxed.gpu.global.v2.b64 {a, b}, [%4];\n"
-      "mov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;}"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "l"(p)
-      : "memory");
-  return v;
+// Leaves `low` and `high` alone where not wanted.
+__device__ __forceinline__ void load_relaxed_16_if(bool wanted, std::uint64_t& low, std::uint64_t& high,
+                                                   const void* p) {
+  asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%3];}"
+               : "+l"(low), "+l"(high)
+               : "r"(static_cast<int>(wanted)), "l"(p)
+               : "memory");
 }
 __device__ __forceinline__ void store_relaxed_16_if(bool wanted, void* p, uint4 v) {
   asm volatile(
