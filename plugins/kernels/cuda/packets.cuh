@@ -40,7 +40,7 @@ struct Packets {
   char* to[C::kOwned];    // this lane's message of a group, in its copy of the first slot
   char* long_to[C::kOwned];
   int message;
-  bool sends, sends_long;
+  bool reads, sends, sends_long;
 
   __device__ __forceinline__ Packets(const Tensors& t, const Place& place, const Lane<C>& lane)
       : message(lane.lane % kMessages<C>) {
@@ -49,6 +49,8 @@ struct Packets {
     const int first = lane.k_warp * kPairs * kPairBytes + lane.source_row() * 64 + lane.q * 16;
     from = group + block % C::kReplicas * kCopyBytes + first;
     long_from = group + kLong + 2 * first;
+    // Only the lanes whose column has a row: the others' requests would be as many.
+    reads = C::kColumns == 2 || (lane.g % 2 == 0 && lane.g / 2 < C::kRows);
     const int copy = lane.lane / kMessages<C>;
     sends = copy < C::kReplicas, sends_long = copy == 0;
 #pragma unroll
@@ -60,14 +62,15 @@ struct Packets {
     }
   }
 
-  // 8 units of a row of h(s), as `gather` gives them, for group i of the warp. `slot` is s % 2.
-  __device__ __forceinline__ void send(uint4 v, int i, int slot, std::uint32_t phase, int s) const {
+  // 8 units of a row of h(s), as `gather` gives them, for group i of the warp.
+  __device__ __forceinline__ void send(uint4 v, int i, int s) const {
+    const std::uint32_t phase = phase_of(s);
     const bool low = ((v.x | v.y) & kTopBits) != 0, high = ((v.z | v.w) & kTopBits) != 0;
     const uint4 packets = {low ? phase | kLongBit : v.x | phase, low ? 0 : v.y,  //
                            high ? phase | kLongBit : v.z | phase, high ? 0 : v.w};
-    ptx::store_relaxed_16_if(sends, to[i] + slot * kSlotBytes, packets);
-    if (sends_long && (low || high)) {
-      char* const at = long_to[i] + slot * kLongSlotBytes;
+    ptx::store_relaxed_16_if(sends, to[i] + (s & 1) * kSlotBytes, packets);
+    if (__builtin_expect(sends_long && (low || high), 0)) {
+      char* const at = long_to[i] + (s & 1) * kLongSlotBytes;
       const std::uint32_t step = static_cast<std::uint32_t>(s);
       ptx::store_relaxed_16_if(low, at, {v.x, step, v.y, step});
       ptx::store_relaxed_16_if(high, at + 16, {v.z, step, v.w, step});
@@ -75,50 +78,71 @@ struct Packets {
   }
 
   // This lane's part of h(s); ends the kernel with an error after `limit` polls. Lanes of a warp may leave it apart.
-  __device__ __forceinline__ void receive(Hidden<C>& h, int slot, std::uint32_t phase, int s,
-                                          std::uint32_t limit) const {
-    const char* const at = from + slot * kSlotBytes;
+  //
+  // A packet is polled until it is there, one pass over all that are missing after the other. The registers of a packet
+  // are those of its load from the first pass on: where the compiler has to move them, each load is waited for before
+  // the next (0.13 us for each of them).
+  __device__ __forceinline__ void receive(Hidden<C>& h, int s, std::uint32_t limit) const {
+    const std::uint32_t phase = phase_of(s);
+    const char* const at = from + (s & 1) * kSlotBytes;
+    const std::uint64_t none = reads ? phase ^ kPhaseBit : phase;
+    std::uint64_t packets[kPairs][2];
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p) h[p] = ptx::load_relaxed_16(at + p * kPairBytes);
-    for (std::uint32_t polls = 0;; ++polls) {
+    for (int p = 0; p < kPairs; ++p) packets[p][0] = packets[p][1] = none;
+    bool missing = true;
+    for (std::uint32_t polls = 0; missing; ++polls) {
       if (polls > limit) __trap();
-      bool missing = false;
+      missing = false;
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
-        if ((((h[p].x ^ phase) | (h[p].z ^ phase)) & kPhaseBit) != 0) {
-          missing = true;
-          h[p] = ptx::load_relaxed_16(at + p * kPairBytes);
-        }
+        const std::uint32_t low = low_word(packets[p][0]), high = low_word(packets[p][1]);
+        const bool old = (((low ^ phase) | (high ^ phase)) & kPhaseBit) != 0;
+        ptx::load_relaxed_16_if(old, packets[p][0], packets[p][1], at + p * kPairBytes);
+        missing = missing || old;
       }
-      if (!missing) break;
     }
     std::uint32_t any = 0;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      h[p].x ^= phase, h[p].z ^= phase;
-      any |= h[p].x | h[p].z;
+      packets[p][0] ^= phase, packets[p][1] ^= phase;
+      any |= low_word(packets[p][0]) | low_word(packets[p][1]);
     }
-    if ((any & kLongBit) != 0) receive_long(h, long_from + slot * kLongSlotBytes, static_cast<std::uint32_t>(s), limit);
+    if (__builtin_expect((any & kLongBit) != 0, 0)) {
+      const char* const long_at = long_from + (s & 1) * kLongSlotBytes;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if ((low_word(packets[p][i]) & kLongBit) != 0) {
+            packets[p][i] = receive_long(long_at + 2 * p * kPairBytes + 16 * i, s, limit);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      h[p] = {low_word(packets[p][0]), high_word(packets[p][0]), low_word(packets[p][1]), high_word(packets[p][1])};
+    }
   }
 
  private:
-  // The values of long packets in place of what said that they are long.
-  __device__ __forceinline__ static void receive_long(Hidden<C>& h, const char* at, std::uint32_t step,
-                                                      std::uint32_t limit) {
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-      const bool low = (h[p].x & kLongBit) != 0, high = (h[p].z & kLongBit) != 0;
-      if (!low && !high) continue;
-      for (std::uint32_t polls = 0;; ++polls) {
-        if (polls > limit) __trap();
-        const uint4 a = ptx::load_relaxed_16(at + 2 * p * kPairBytes);
-        const uint4 b = ptx::load_relaxed_16(at + 2 * p * kPairBytes + 16);
-        if ((low && (a.y != step || a.w != step)) || (high && (b.y != step || b.w != step))) continue;
-        if (low) h[p].x = a.x, h[p].y = a.z;
-        if (high) h[p].z = b.x, h[p].w = b.z;
-        break;
-      }
+  // 1, 1, 0, 0, ... for h(1), h(2), ...
+  __device__ __forceinline__ static std::uint32_t phase_of(int s) {
+    return static_cast<std::uint32_t>(s + 1) << 13 & kPhaseBit;
+  }
+  __device__ __forceinline__ static std::uint32_t low_word(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
+  __device__ __forceinline__ static std::uint32_t high_word(std::uint64_t x) {
+    return static_cast<std::uint32_t>(x >> 32);
+  }
+  // The four values of a long packet.
+  __device__ __forceinline__ static std::uint64_t receive_long(const char* at, int s, std::uint32_t limit) {
+    const std::uint32_t step = static_cast<std::uint32_t>(s);
+    std::uint64_t low = 0, high = 0;
+    for (std::uint32_t polls = 0; high_word(low) != step || high_word(high) != step; ++polls) {
+      if (polls > limit) __trap();
+      ptx::load_relaxed_16_if(true, low, high, at);
     }
+    return low_word(low) | high << 32;
   }
 };
 
