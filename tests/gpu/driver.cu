@@ -10,6 +10,9 @@ FLASHRNN_TEST_API std::size_t params_bytes() { return sizeof(Params); }
 FLASHRNN_TEST_API int num_kernels() { return flashrnn::cuda::num_kernels(); }
 FLASHRNN_TEST_API int choose_kernel(const Params* params) { return flashrnn::cuda::choose_kernel(*params); }
 FLASHRNN_TEST_API std::size_t workspace_bytes(const Params* params) { return flashrnn::cuda::workspace_bytes(*params); }
+FLASHRNN_TEST_API std::size_t max_workspace_bytes(const Params* params) {
+  return flashrnn::cuda::max_workspace_bytes(*params);
+}
 FLASHRNN_TEST_API int launch(const Params* params, void* workspace, cudaStream_t stream) {
   return flashrnn::cuda::launch(*params, workspace, stream);
 }

@@ -26,7 +26,7 @@ ALTERNATING = -1
 def render(**values: Any) -> str:
     """One line of kernel_configs.inc."""
     names = {"cell": {c: f"k{c.capitalize()}" for c in CELLS}, "dtype": {d: f"k{d.capitalize()}" for d in DTYPES}}
-    names["mode"] = {"local": "kLocal", "cluster": "kCluster"}
+    names["mode"] = {"local": "kLocal", "cluster": "kCluster", "grid": "kGrid"}
     texts = [str(names[f][values[f]] if f in names else int(values[f])) for f in FIELDS]
     return f"FLASHRNN_KERNEL({', '.join(texts)})"
 
@@ -86,7 +86,8 @@ class Call:
 class Library:
     def __init__(self, path: Path, rows: Sequence[dict[str, Any]]) -> None:
         self._lib = ctypes.CDLL(str(path.resolve()))
-        self._lib.workspace_bytes.restype = self._lib.params_bytes.restype = ctypes.c_size_t
+        for name in ("workspace_bytes", "max_workspace_bytes", "params_bytes"):
+            getattr(self._lib, name).restype = ctypes.c_size_t
         self._lib.error_text.restype = ctypes.c_char_p
         if self._lib.params_bytes() != ctypes.sizeof(Params):
             raise RuntimeError("Params of library.py and of op.h differ")
@@ -110,10 +111,10 @@ class Library:
             *(tensors[n].data_ptr() for n in ("wx", "r", "b", "sequence_lens")), len(tensors["sequence_lens"]),
             tensors["initial_states"].data_ptr(), y.data_ptr(), final.data_ptr(),
         )  # fmt: skip
-        elements = 2 * spec.num_directions * B * spec.num_heads * (spec.head_dim + 8)  # enough for any row
-        workspace = poisoned(torch.empty(4 * elements + 16, dtype=torch.uint8, device=wx.device))
-        if self._lib.workspace_bytes(ctypes.byref(params)) > workspace.numel():
-            raise RuntimeError("workspace_bytes is larger than the alternating mode needs")
+        size = self._lib.max_workspace_bytes(ctypes.byref(params))  # enough for any row
+        workspace = poisoned(torch.empty(size, dtype=torch.uint8, device=wx.device))
+        if self._lib.workspace_bytes(ctypes.byref(params)) > size:
+            raise RuntimeError("workspace_bytes is larger than max_workspace_bytes")
         return Call(params, tensors, y, final, workspace)
 
     def launch(self, call: Call, row: int | None = None) -> None:
@@ -134,6 +135,15 @@ class Library:
 
     def resident(self, row: int) -> int:
         return int(self._lib.resident(row))
+
+
+def stale(workspace: Any, which: int) -> Any:
+    """Fill with what a grid kernel could take for h of its own: short packets, long ones, their steps."""
+    import torch
+
+    words = (0x00004000, 0x40004000, 0x3F803F80, 1)
+    workspace[: workspace.numel() // 4 * 4].view(torch.int32).fill_(words[which % len(words)])
+    return workspace
 
 
 def poisoned(tensor: Any) -> Any:

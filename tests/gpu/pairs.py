@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ AXES: dict[str, tuple[Any, ...]] = {
     "lengths": LENGTHS,
     "states": STATES,
     "clips": (False, True),
-    "D": (1, 5, 37, 64, 100, 128, 150, 200, 257, 384, 512),
+    "D": (1, 5, 37, 64, 100, 128, 150, 200, 257, 384, 512, 640, 768, 1000, 1024, 2048),
     "B": (1, 3, 16, 65),
     "T": (0, 1, 7, 1024),
     "heads": (1, 3, 12),
 }
-MODES = ("local", "cluster", "alternating")
+MODES = ("local", "cluster", "grid", "alternating")
+D_RANGE = {"local": (1, 64), "cluster": (1, 512), "grid": (384, 2048), "alternating": (1, 512)}
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def allowed(mode: str, values: dict[str, Any]) -> bool:
     """Whether a combination exists; ``values`` may hold some axes only."""
     if values.get("cell") == "slstm" and values.get("clips"):
         return False
-    largest = {"local": 64, "cluster": 512, "alternating": math.inf}[mode]
-    if values.get("D", 0) > largest or (mode != "alternating" and values.get("dtype") == "float32"):
+    least, most = D_RANGE[mode]
+    if not least <= values.get("D", least) <= most or (mode != "alternating" and values.get("dtype") == "float32"):
         return False
     return not {"T", "B", "heads", "D"} <= set(values) or wx_bytes(values) <= MAX_WX_BYTES
 

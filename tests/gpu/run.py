@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import configs  # noqa: E402
+import grid_configs  # noqa: E402
 import pairs  # noqa: E402
 import stress  # noqa: E402
 import torch  # noqa: E402
@@ -54,11 +56,11 @@ def row_for(lib: Library, mode: str, case: pairs.Case) -> int:
     return fits[case.seed % len(fits)]
 
 
-def table(lib: Library, log: Log, rows: int, seed: int) -> None:
+def table(lib: Library, log: Log, modes: Sequence[str], rows: int, seed: int) -> None:
     began, worst, count = time.perf_counter(), 0.0, 0
-    for mode in pairs.MODES:
+    for mode in modes:
         needed = len(list(pairs.pairwise(mode, seed)))
-        for row in pairs.pairwise(mode, seed, max(0, rows // len(pairs.MODES) - needed)):
+        for row in pairs.pairwise(mode, seed, max(0, rows // len(modes) - needed)):
             case, index = row.case, row_for(lib, mode, row.case)
             given = tensors(case)
             exact, own = references(case, given)
@@ -74,14 +76,14 @@ def table(lib: Library, log: Log, rows: int, seed: int) -> None:
     log(f"table of {count} rows, seed {seed}: largest error {worst:.2f} of what is allowed, {took:.0f} s", worst <= 1)
 
 
-def sanitize(folder: Path, log: Log) -> None:
+def sanitize(folder: Path, log: Log, modes: Sequence[str]) -> None:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         log("compute-sanitizer is not on the path", False)
         return
     for name in TOOLS:
         command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small"]
-        command += ["--build", str(folder), *["--without-local"] * (name == NOT_LOCAL)]
+        command += ["--build", str(folder), "--modes", *modes, *["--without-local"] * (name == NOT_LOCAL)]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)
@@ -111,24 +113,26 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="build folder")
     parser.add_argument("--rows", type=int, default=300, help="rows of the table, at least the pairwise ones")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modes", nargs="*", default=pairs.MODES, help="build and test these only")
     parser.add_argument("--without-local", action="store_true", help="with small: leave the local mode out")
     parser.add_argument("--launches", type=int, default=1000)
     options = parser.parse_args()
     path = options.build / "libflashrnn_cuda_driver.so"
+    chosen = [row for row in configs.ROWS + grid_configs.ROWS if row["mode"] in options.modes]
     if options.what == "build" or not path.is_file():
-        build(options.build, configs.ROWS)
+        build(options.build, chosen)
     if options.what == "build":
         return 0
     torch.backends.cuda.matmul.allow_tf32 = False
-    lib, log = Library(path, configs.ROWS), Log()
+    lib, log = Library(path, chosen), Log()
     if options.what == "small":
         small(lib, log, options.without_local)
     if options.what in ("table", "all"):
-        table(lib, log, options.rows, options.seed)
+        table(lib, log, options.modes, options.rows, options.seed)
     if options.what in ("stress", "all"):
         stress.run(lib, log, options.launches)
     if options.what in ("sanitize", "all"):
-        sanitize(options.build, log)
+        sanitize(options.build, log, options.modes)
     print(f"{torch.cuda.get_device_name()}: {'all good' if not log.failed else f'{log.failed} failed'}")
     return int(log.failed > 0)
 

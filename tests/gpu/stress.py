@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from judge import Case, judge, references, tensors
-from library import ALTERNATING, Library, poisoned
+from library import ALTERNATING, Library, poisoned, stale
 
 from flashrnn_deploy.op import RNNSpec
 
@@ -73,7 +73,7 @@ def repeated(lib: Library, report: Report, launches: int = 1000) -> None:
             calls = [call] + [lib.call(case.spec, call.tensors) for _ in queues[1:]]
             for done in range(0, count, 50):
                 for one in calls:
-                    poisoned(one.y), poisoned(one.final_states), poisoned(one.workspace)
+                    poisoned(one.y), poisoned(one.final_states), stale(one.workspace, done // 50)
                 torch.cuda.synchronize()
                 for _ in range(min(50, count - done)):
                     for queue, one in zip(queues, calls, strict=True):

@@ -1,0 +1,46 @@
+"""Kernels of the grid mode for the device tests and benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashrnn_deploy.cells import CELLS
+
+# Of each head_dim (units per block, batch tile, k warps, register k-steps, ring depth, replicas), for one row of the
+# batch and for more.
+_SHAPES = {
+    512: ((16, 1, 4, 8, 8, 4), (16, 4, 4, 8, 8, 1)),
+    640: ((16, 1, 4, 10, 8, 4), (16, 8, 4, 10, 4, 1)),
+    768: ((16, 1, 8, 6, 4, 4), (16, 8, 8, 6, 4, 1)),
+    1024: ((16, 1, 8, 8, 4, 8), (16, 8, 8, 8, 4, 1)),
+    2048: ((16, 1, 8, 8, 4, 8), (16, 8, 8, 8, 4, 1)),
+}
+
+
+def row(cell: str, dtype: str, D: int, shape: tuple[int, ...], **more: int) -> dict[str, Any]:
+    """One kernel; what is not given is the usual choice."""
+    UB, BT, WK, KR, PF, REP = shape
+    values = {
+        "cell": cell, "dtype": dtype, "compute_capability": 90, "min_batch": 1, "max_batch": 2**31 - 1, "clips": 0,
+        "mode": "grid", "padded_head_dim": D, "cluster_size": 1, "units_per_block": UB, "batch_tile": BT,
+        "tiles_per_block": 1, "row_warps": 1, "k_warps": WK, "register_k_steps": KR, "accumulator_sets": 1,
+        "ring_depth": PF, "replicas": REP, "spare_warp": 0,
+    }  # fmt: skip
+    return values | more
+
+
+def _rows() -> list[dict[str, Any]]:
+    rows = []
+    for cell in CELLS:
+        for dtype in ("bfloat16", "float16"):
+            for D, (one, several) in _SHAPES.items():
+                if D < 768 and (cell, dtype) != ("lstm", "bfloat16"):
+                    continue  # they run on the kernels of 768
+                rows.append(row(cell, dtype, D, one, max_batch=1))
+                rows.append(row(cell, dtype, D, several, min_batch=2))
+            if cell != "slstm":  # it has no clip
+                rows.append(row(cell, dtype, 2048, _SHAPES[2048][1], clips=1))
+    return rows
+
+
+ROWS = _rows()
