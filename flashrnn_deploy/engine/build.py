@@ -45,7 +45,7 @@ def build_engine(
         gpu: a name of ``gpus.GPUS``. TensorRT builds for the GPU of this machine alone; TensorRT-RTX for any of its
             targets, and for all but the oldest (Turing needs an engine of its own) where there is neither name nor GPU.
         workspace: MiB that TensorRT may use.
-        timing_cache: a file of measured kernel times to read, where it exists, and to write.
+        timing_cache: a file of measured kernel times to read, where it exists, and to write; not with ``rtx``.
         rtx: build with TensorRT-RTX.
         progress: told what is done.
         log: called with each line that TensorRT says.
@@ -61,6 +61,8 @@ def build_engine(
     nodes = flashrnn_nodes(model, tensors_of(model))
     if workspace is not None and workspace < 1:
         raise FlashRNNError(f"--workspace {workspace}: give at least 1 MiB")
+    if rtx and timing_cache is not None:
+        raise FlashRNNError("--timing-cache: TensorRT-RTX measures nothing when it builds and keeps no such file")
     _check_output(output, [path, *plugins, *([timing_cache] if timing_cache else [])])
     with new_files(output.parent) as folder:
         trt = api.load(rtx)

@@ -1,0 +1,482 @@
+"""`build-engine`, with real TensorRT: TensorRT-RTX from the package index builds engines on a machine without a GPU.
+
+The plugin library is the plugin's own code over the CPU's kernels, which no build of an engine runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engines
+import models
+import numpy as np
+import onnx
+import pytest
+import tensorrt_packages
+import torch
+from click.testing import CliRunner, Result
+from cpu_library import CACHE, ROOT, library, tool_environment
+from exported import rare
+from onnx import TensorProto, helper
+
+from flashrnn_deploy.cells import CELLS
+from flashrnn_deploy.cli import main
+from flashrnn_deploy.engine import api, network, sidecar
+from flashrnn_deploy.engine.build import _use_cache, build_engine
+from flashrnn_deploy.engine.profiles import make_profiles
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters import convert_file, export
+from flashrnn_deploy.nn import MultiHeadRNN
+from flashrnn_deploy.op import DOMAIN, RNNSpec
+from flashrnn_deploy.shapes import flashrnn_nodes, tensors_of
+
+LSTM = RNNSpec("lstm", 2, 8)
+PROGRAM = "import sys; from flashrnn_deploy.cli import main; sys.path.insert(0, sys.argv.pop(1)); main()"
+
+
+@functools.cache
+def plugin() -> Path:
+    """The TensorRT plugin over the CPU's kernels, brought up to date once per session."""
+    folder = CACHE / "build-tensorrt-plugin"
+    options = [f"-DFLASHRNN_TENSORRT_INCLUDES={tensorrt_packages.headers_folder()}", "-G", "Ninja"]
+    source = ROOT / "tests" / "tensorrt_host"
+    for command in (
+        ["cmake", "-S", source, "-B", folder, *options],
+        ["cmake", "--build", folder, "--target", "plugin_tensorrt"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, env=tool_environment())
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "libplugin_tensorrt.so"
+
+
+@pytest.fixture
+def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tensorrt_packages.rtx_folder()))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["build-engine", *map(str, arguments)], catch_exceptions=False)
+
+
+def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: plugins are registered once per process."""
+    command = [sys.executable, "-c", PROGRAM, str(tensorrt_packages.rtx_folder()), "build-engine", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def refused(result: Any, message: str, code: int | None = None) -> None:
+    """One error line, at the end; exit 1."""
+    code = result.exit_code if hasattr(result, "exit_code") else result.returncode
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]  # progress
+    assert code == 1, result.stderr
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+
+
+# Profiles.
+
+
+def info(name: str, *dims: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, list(dims))
+
+
+def inputs_only(*values: onnx.ValueInfoProto) -> onnx.ModelProto:
+    node = helper.make_node("Identity", [values[0].name], ["out"])
+    return helper.make_model(helper.make_graph([node], "g", list(values), [info("out")]))
+
+
+TWO = inputs_only(info("x", "time", "batch", 64), info("h", 1, 1, "batch", 8), info("n", "beams", 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"x": [(1, 1, 64), (100, 4, 64), (512, 16, 64)], "h": [(1, 1, 1, 8), (1, 1, 4, 8), (1, 1, 16, 8)]}),
+        ([], {"n": [(1, 3), (16, 3), (256, 3)]}),
+        (
+            ["x=1x2x64:3x4x64:5x6x64"],
+            {"x": [(1, 2, 64), (3, 4, 64), (5, 6, 64)], "h": [(1, 1, n, 8) for n in (2, 4, 6)]},
+        ),
+        (["x=7X1X64"], {"x": [(7, 1, 64)] * 3, "h": [(1, 1, 1, 8)] * 3}),
+        (["time=2:3:4"], {"x": [(2, 1, 64), (3, 4, 64), (4, 16, 64)]}),
+        (["batch=8", "n=1x3:2x3:3x3"], {"h": [(1, 1, 8, 8)] * 3, "n": [(1, 3), (2, 3), (3, 3)]}),
+        (["h=1x1x1x8:1x1x2x8:1x1x3x8", "x=1x1x64:9x2x64:9x3x64"], {"x": [(1, 1, 64), (9, 2, 64), (9, 3, 64)]}),
+    ],
+)
+def test_profiles(options: list[str], expected: dict[str, list[tuple[int, ...]]]) -> None:
+    profiles = make_profiles(TWO, options)
+    assert {n: [profiles[n].min, profiles[n].opt, profiles[n].max] for n in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("x", "write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64"),
+        ("x=1x1x64:2x2x64", "write it as"),
+        ("x=1x-1x64", "write it as"),
+        ("y=1", "has no such input or axis; its inputs are x float32[time, batch, 64]; h "),
+        ("x=1x1:2x2:3x3", "[1, 1] does not fit the model's x float32[time, batch, 64]"),
+        ("x=1x1x63", "[1, 1, 63] does not fit the model's x"),
+        ("time=3:2:4", "3:2:4 is not MIN:OPT:MAX in rising order"),
+        ("batch=1x2:2x2:3x2", "has no such input or axis"),
+    ],
+)
+def test_shapes_that_cannot_be(option: str, message: str) -> None:
+    with pytest.raises(FlashRNNError) as error:
+        make_profiles(TWO, [option])
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"--shapes {option}: ")
+
+
+def test_shapes_that_contradict() -> None:
+    with pytest.raises(
+        FlashRNNError, match="batch=1:2:4 and --shapes x=1x1x64:2x2x64:3x3x64 give one axis the sizes 1:2:4"
+    ):
+        make_profiles(TWO, ["x=1x1x64:2x2x64:3x3x64", "batch=1:2:4"])
+
+
+def test_axes_without_names_follow_their_role() -> None:
+    """A file may leave dimensions unnamed; flashrnn.axes then says which is the batch."""
+    model = inputs_only(info("x", "time", "batch", 64), info("h", 1, None, 8))
+    assert make_profiles(model, ["batch=2"])["h"].max == (1, 256, 8)
+    models.set_metadata(model, "flashrnn.axes", {"h": {"time": None, "batch": 1}})
+    assert make_profiles(model, ["batch=2"])["h"].max == (1, 2, 8)
+
+
+# What the parser gets.
+
+
+def test_function_bodies_are_left_out(tmp_path: Path) -> None:
+    """Parsers up to TensorRT 10.6 would expand them; functions of others stay."""
+    model = models.network(LSTM)
+    other = onnx.FunctionProto()
+    other.CopyFrom(model.functions[0])
+    other.domain = "elsewhere"
+    model.functions.append(other)
+    path = models.save(model, tmp_path / "m.onnx")
+    assert [f.domain for f in network._for_parser(path, weak=False).functions] == ["elsewhere"]
+    assert {f.domain for f in onnx.load(path).functions} == {DOMAIN, "elsewhere"}
+
+
+def test_tensorrt_8_gets_int32_lengths(tmp_path: Path) -> None:
+    """It narrows int64 with a warning; lengths that only a Cast reads are declared int32 instead."""
+    path = models.save(models.network(LSTM, lens=True), tmp_path / "m.onnx")
+    for weak, dtype in ((False, TensorProto.INT64), (True, TensorProto.INT32)):
+        model = network._for_parser(path, weak)
+        (lens,) = (v for v in model.graph.input if v.name == "lens")
+        assert lens.type.tensor_type.elem_type == dtype
+        onnx.checker.check_model(model)
+
+
+def test_tensorrt_8_is_held_to_the_dtype() -> None:
+    """Its networks are weakly typed: each FlashRNN node gets its precision, and states are float32."""
+    spec = RNNSpec("lstm", 2, 8, dtype="float16")
+    model = models.network(spec)
+    calls: list[Any] = []
+    layer = SimpleNamespace(type="plugin", name="rnn", set_output_type=lambda i, t: calls.append((i, t)))
+    other = SimpleNamespace(type="matmul", name="head")
+    net = SimpleNamespace(num_layers=2, get_layer=lambda i: (layer, other)[i])
+    config = SimpleNamespace(set_flag=calls.append)
+    flags = SimpleNamespace(FP16="fp16", OBEY_PRECISION_CONSTRAINTS="obey")
+    common = {"BuilderFlag": flags, "float16": "half", "float32": "float", "__name__": "tensorrt"}
+    kinds = SimpleNamespace(PLUGIN_V2="plugin")
+    nodes = flashrnn_nodes(model, tensors_of(model))
+    network.constrain(SimpleNamespace(__version__="8.6.1", LayerType=kinds, **common), net, config, nodes)
+    assert calls == ["fp16", "obey", (0, "half"), (1, "float")]
+    assert layer.precision == "half"
+    calls.clear()
+    network.constrain(SimpleNamespace(__version__="10.0.1", LayerType=kinds, **common), net, config, nodes)
+    assert not calls
+
+
+class Config:
+    """Of IBuilderConfig what a timing cache needs; a cache of another TensorRT starts with another letter."""
+
+    def create_timing_cache(self, data: bytes) -> Any:
+        return SimpleNamespace(data=data, serialize=lambda: b"T" + data) if data[:1] in (b"", b"T") else None
+
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        return cache.data != b"Tanother GPU"
+
+
+def test_timing_cache(tmp_path: Path) -> None:
+    path, log = tmp_path / "times", SimpleNamespace(take=lambda: "why")
+    assert _use_cache(Config(), None, log) is None
+    path.write_bytes(_use_cache(Config(), path, log).serialize())
+    assert _use_cache(Config(), path, log).data == b"T"
+    for junk in (b"junk", b"Tanother GPU"):
+        path.write_bytes(junk)
+        with pytest.raises(
+            FlashRNNError, match=r"times is not a timing cache of this TensorRT and GPU: delete it.*why"
+        ):
+            _use_cache(Config(), path, log)
+
+
+# Engines.
+
+
+def exported(spec: RNNSpec, **options: Any) -> Callable[[Path], Path]:
+    return lambda folder: models.save(models.network(spec, **options), folder / "m.onnx")
+
+
+def layers(cell: str, lens: bool, dtype: str, **options: Any) -> Callable[[Path], Path]:
+    """A network of PyTorch, exported with states and lengths as inputs."""
+
+    def make(folder: Path) -> Path:
+        torch.manual_seed(0)
+        net = MultiHeadRNN(4, 6, 2, cell, **options).eval()
+        N, L = net.spec.num_directions, net.num_layers
+        states = tuple(torch.rand(L * N, 3, 6) + 1 for _ in net.spec.definition.states)
+        args = (torch.randn(3, 3, 4), states[0] if len(states) == 1 else states)
+        result = export(net, (*args, torch.tensor([3, 1, 2])) if lens else args, dtype=dtype)
+        return models.save(result.model, folder / "m.onnx")
+
+    return make
+
+
+def converted(folder: Path) -> Path:
+    """A file of torch's own exporter, with ONNX's LSTM."""
+    net = torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True).eval()
+    axes = {"x": {0: "time", 1: "batch"}}
+    torch.onnx.export(
+        net, (torch.randn(5, 3, 4),), str(folder / "old.onnx"), dynamo=False, input_names=["x"], dynamic_axes=axes
+    )
+    convert_file(folder / "old.onnx", folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+BF16 = "bfloat16"
+GRID = [
+    rare(exported(RNNSpec(cell, 2, 8, N, dtype, layout, reverse), lens=lens), f"{cell}-{dtype}-N{N}-{layout}-{lens}")
+    for cell in CELLS
+    for dtype in ("float32", "float16", BF16)
+    for N, reverse in ((1, 0), (1, 1), (2, 0))
+    for layout in (0, 1)
+    for lens in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "_name"),
+    [
+        (exported(LSTM, lens=True), "lengths"),
+        (exported(RNNSpec("gru", 1, 8, 2, "float16", layout=1)), "two directions, batch first"),
+        (exported(RNNSpec("slstm", 4, 8, dtype=BF16)), "heads"),
+        (exported(RNNSpec("elman", 2, 8, relu=1, clip=2.0, reverse=1)), "backward"),
+        (layers("lstm", True, "float16", num_layers=2, bidirectional=True, batch_first=True), "exported"),
+        rare(converted, "converted"),
+        *(
+            rare(layers(c, n, d, num_layers=2), f"{c} {n} {d}")
+            for c in CELLS
+            for n in (0, 1)
+            for d in ("float32", BF16)
+        ),
+        *GRID,
+    ],
+)
+@pytest.mark.usefixtures("rtx")
+def test_engines(tmp_path: Path, make: Callable[[Path], Path], _name: str) -> None:
+    """The engine holds the plugin and not the function body, and nothing of ours is narrowed (case D15)."""
+    path = make(tmp_path)
+    model = onnx.load(path)
+    said: list[str] = []
+    report = build_engine(path, tmp_path / "m.engine", [plugin()], rtx=True, log=said.append)
+    data = (tmp_path / "m.engine").read_bytes()
+    for node, spec in flashrnn_nodes(model, tensors_of(model)):
+        assert spec.op_type.encode() in data, node.name
+    assert not [line for line in said if "clamp" in line.lower() or "narrow" in line.lower()]
+    assert report == json.loads((tmp_path / "m.engine.json").read_text())
+    assert sidecar.read(tmp_path / "m.engine") == report
+    assert report["rtx"] is True
+    assert report["tensorrt"] == "1.7.1"
+    assert report["compute_capability"] is None
+    assert report["targets"] == ["8.0", "8.6", "8.9", "12.0", "12.1"]
+    assert report["library"]["file"] == "libplugin_tensorrt.so"
+    wanted = {v.name for v in (*model.graph.input, *model.graph.output)}
+    assert report["dtypes"].keys() == wanted
+    assert report["shapes"].keys() == {v.name for v in model.graph.input}
+    here = sidecar.Running("1.7.1", True, "8.6", [plugin()])
+    sidecar.check(tmp_path / "m.engine", data, report, here)
+    with pytest.raises(FlashRNNError, match=r"this is TensorRT-RTX 1\.7\.1 on compute capability 9\.0"):
+        sidecar.check(tmp_path / "m.engine", data, report, sidecar.Running("1.7.1", True, "9.0", [plugin()]))
+
+
+@pytest.mark.usefixtures("rtx")
+def test_command(tmp_path: Path) -> None:
+    """For one GPU, at given shapes; nothing else is left in the folder."""
+    path = models.save(models.network(LSTM, lens=True), tmp_path / "m.onnx")
+    out = tmp_path / "out"
+    options = ["--plugins", plugin(), "--rtx", "--gpu", "l4", "--shapes", "time=1:8:32", "--workspace", 256]
+    result = run(path, "-o", out / "m.engine", *options)
+    assert result.exit_code == 0, result.output
+    assert "for compute capability 8.9" in result.stdout
+    assert "building engine" in result.stderr
+    assert sorted(p.name for p in out.iterdir()) == ["m.engine", "m.engine.json"]
+    report = json.loads((out / "m.engine.json").read_text())
+    assert report["targets"] == ["8.9"]
+    assert report["shapes"]["x"] == {"min": [1, 1, 5], "opt": [8, 4, 5], "max": [32, 16, 5]}
+    assert report["shapes"]["lens"]["max"] == [16]
+    assert report["states"] == [["state0", "state1"]]
+    assert report["axes"]["x"] == {"time": 0, "batch": 1}
+    assert report["lengths"] == ["lens"]
+    assert report["no_chunks"] is None
+    again = run(path, "-o", out / "m.engine", *options, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["model"]["file"] == "m.onnx"
+
+
+@pytest.mark.usefixtures("rtx")
+def test_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(models.network(RNNSpec("lstm", 2, 32)), path, save_as_external_data=True, size_threshold=64, location="w")
+    assert run(path, "-o", tmp_path / "m.engine", "--plugins", plugin(), "--rtx").exit_code == 0
+
+
+@pytest.mark.usefixtures("rtx")
+def test_model_without_the_op_needs_no_library(tmp_path: Path) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    w = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    graph = helper.make_graph([node], "g", [info("x", "batch", 4)], [info("y", "batch", 3)], [w])
+    opsets = [helper.make_opsetid("", 17)]
+    path = models.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    report = build_engine(path, tmp_path / "m.engine", rtx=True)
+    assert (report["plugin"], report["library"]) == (None, None)
+
+
+def bad_models() -> dict[str, tuple[onnx.ModelProto, str]]:
+    unknown = models.network(LSTM)
+    unknown.graph.node[0].op_type, unknown.graph.node[0].domain = "Unknown", "elsewhere"
+    unknown.opset_import.append(helper.make_opsetid("elsewhere", 1))
+    shape = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Reshape", ["x", "s"], ["y"])],
+            "g",
+            [info("x", "batch", 4), info("s", 2, dtype=TensorProto.INT64)],
+            [info("y", None, None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    return {
+        "unknown": (unknown, "TensorRT-RTX 1.7.1 cannot read {path}: Unknown node 'project': "),
+        "shape": (shape, "the input 's' decides the size of a tensor by its values"),
+    }
+
+
+@pytest.mark.parametrize("name", bad_models())
+@pytest.mark.usefixtures("rtx")
+def test_models_that_are_refused(tmp_path: Path, name: str) -> None:
+    """One line with the node's or tensor's name; an older engine stays, and nothing is left."""
+    model, message = bad_models()[name]
+    path = models.save(model, tmp_path / "m.onnx")
+    (tmp_path / "m.engine").write_text("older")
+    refused(run(path, "-o", tmp_path / "m.engine", "--plugins", plugin(), "--rtx"), message.format(path=path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx"]
+    assert (tmp_path / "m.engine").read_text() == "older"
+
+
+def test_plugin_that_is_not_loaded(tmp_path: Path) -> None:
+    """Case D2."""
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    result = in_process(path, "-o", tmp_path / "m.engine", "--rtx")
+    refused(
+        result, "the FlashLSTM node 'rnn' needs the plugin FlashLSTM, version 1, namespace '', and no loaded library"
+    )
+    assert "--plugins LIB" in result.stderr
+    assert "flashrnn-deploy build-plugins" in result.stderr
+    loaded = in_process(path, "-o", tmp_path / "m.engine", "--rtx", "--plugins", plugin())
+    assert loaded.returncode == 0, loaded.stderr
+
+
+@pytest.mark.usefixtures("rtx")
+def test_libraries_that_are_refused(tmp_path: Path) -> None:
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    command = [path, "-o", tmp_path / "m.engine", "--rtx", "--plugins"]
+    without = (
+        "was built without TensorRT support; build one that has it: flashrnn-deploy build-plugins MODEL.onnx --gpu GPU"
+    )
+    refused(run(*command, library()), f"{library()} {without} --tensorrt-include DIR")
+    eight = engines.library(tmp_path / "libeight.so", engines.INFO.format("8.5"))
+    refused(run(*command, eight), "was built for TensorRT 8.5, and this is version 1.7.1")
+    refused(run(*command, tmp_path / "none.so"), "there is no plugin library")
+    assert not (tmp_path / "m.engine").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu", "h200"], "has no target for h200 (compute capability 9.0); it has 7.5, 8.0, 8.6"),
+        (["--gpu", "t4"], "cannot build an engine of"),  # float32 products are not for Turing
+        (["--gpu", "voodoo"], "voodoo"),
+        (["--workspace", "0"], "--workspace 0: give at least 1 MiB"),
+        (["--timing-cache", "times"], "--timing-cache: TensorRT-RTX measures nothing"),
+        (["--shapes", "z=1"], "--shapes z=1: the model has no such input or axis"),
+    ],
+)
+@pytest.mark.usefixtures("rtx")
+def test_options_that_are_refused(tmp_path: Path, options: list[str], message: str) -> None:
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    refused(run(path, "-o", tmp_path / "new" / "m.engine", "--plugins", plugin(), "--rtx", *options), message)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.usefixtures("rtx")
+def test_outputs_that_are_refused(tmp_path: Path) -> None:
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    before = path.read_bytes()
+    refused(run(path, "-o", path, "--rtx"), f"-o {path} would replace {path}")
+    refused(run(path, "-o", tmp_path, "--rtx"), "is a directory")
+    assert path.read_bytes() == before
+    assert not (tmp_path / "m.engine").exists()
+
+
+@pytest.mark.usefixtures("rtx")
+def test_interrupted_build(tmp_path: Path) -> None:
+    """Ctrl-C inside TensorRT stops the build there, and leaves nothing."""
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    told = []
+
+    def stop(done: int, total: int, what: str) -> None:
+        told.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(path, tmp_path / "m.engine", [plugin()], rtx=True, progress=stop)
+    assert told == [0]
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_not_installed(tmp_path: Path) -> None:
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    program = PROGRAM.replace("import sys;", "import sys; sys.modules['tensorrt'] = None;")
+    program = program.replace("import sys;", "import sys; sys.modules['tensorrt_rtx_bindings'] = None;", 1)
+    for options, message in (
+        ([], 'this needs tensorrt, which is not installed: pip install "flashrnn-deploy[tensorrt]"'),
+        (["--rtx"], f"--rtx needs TensorRT-RTX, which is not installed: pip install {api.RTX_PACKAGES}"),
+    ):
+        command = [sys.executable, "-c", program, "", "build-engine", path, "-o", tmp_path / "m.engine", *options]
+        refused(subprocess.run([*map(str, command)], capture_output=True, text=True), message)
+
+
+@pytest.mark.usefixtures("rtx")
+def test_engine_without_a_gpu_is_one_line(tmp_path: Path) -> None:
+    """Loading needs a GPU: TensorRT's own refusal, in one line."""
+    import tensorrt_rtx_bindings as trt
+
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    build_engine(path, tmp_path / "m.engine", [plugin()], rtx=True)
+    data = (tmp_path / "m.engine").read_bytes()
+    log = api.make_log(trt)
+    if trt.Runtime(log).deserialize_cuda_engine(data) is None:  # it loads where a GPU is
+        assert "Cuda Runtime" in log.take()
+    assert trt.Runtime(log).deserialize_cuda_engine(data[:100]) is None
+    assert log.take() != "it does not say why"
