@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,10 @@ class Fact:
         return asdict(self)
 
 
-def examine(folders: Sequence[str] = HEADER_FOLDERS) -> list[Fact]:
-    """Everything, in the order of the table. ``folders`` are where TensorRT's headers are looked for."""
+def examine() -> list[Fact]:
+    """Everything, in the order of the table."""
     programs = [_program(name) for name in ("nvcc", "g++", "cmake", "ninja")]
-    return [_gpu(), *map(_package, _NEED), *programs, _headers(folders)]
+    return [_gpu(), *map(_package, _NEED), *programs, _headers(HEADER_FOLDERS)]
 
 
 def _gpu() -> Fact:
