@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.calls import bind, tensors_of
+from flashrnn_deploy.exporters.calls import tensors_of
 from flashrnn_deploy.exporters.observe import Observation, Value
 
 BATCH, TIME = "batch", "time"
@@ -23,8 +23,9 @@ def default_axes(seen: Observation) -> Axes:
 
     Axes 0 and 1 of every float input of rank 3 or more, and of every integer input of rank 2 or more, named batch and
     time after the first recurrent layer. Of a state and a lengths input the batch; axis 0 of any other input with one
-    or two axes that has the batch's size there. Without a batch, axis 0 of every float input of rank 2 is time. An axis
-    as long as a loop that the user's code makes over a layer is time too: it is to be refused, not to be frozen unseen.
+    or two axes that has the batch's size there. Of what a module keeps between calls, an axis of the batch's size.
+    Without a batch, axis 0 of every float input of rank 2 is time. An axis as long as a loop that the user's code makes
+    over a layer is time too: it is to be refused, not to be frozen unseen.
     """
     axes: Axes = []
     for value in seen.inputs:
@@ -33,6 +34,10 @@ def default_axes(seen: Observation) -> Axes:
             axes.append({} if value.state_batch_axis is None else {value.state_batch_axis: BATCH})
         elif value.is_lens:
             axes.append({0: BATCH})
+        elif value.carried:  # a buffer of the last steps has a fixed number of them
+            fits = [axis for axis, size in enumerate(tensor.shape) if size == seen.batch]
+            usual = 0 if seen.batch_first else 1
+            axes.append({usual if usual in fits else fits[0]: BATCH} if fits and not value.feeds_state else {})
         elif value.feeds_state:
             axes.append({})
         elif seen.layers and seen.batch is None:
@@ -44,44 +49,11 @@ def default_axes(seen: Observation) -> Axes:
             axes.append({0: BATCH})
         else:
             axes.append({})
-        if seen.unrolled > 1 and not value.is_state and not value.is_lens:
+        if seen.unrolled > 1 and not value.is_state and not value.is_lens and not value.carried:
             for axis, size in enumerate(tensor.shape):
                 if size == seen.unrolled and TIME not in axes[-1].values():
                     axes[-1].setdefault(axis, TIME)
     return axes
-
-
-def given_axes(seen: Observation, module: nn.Module, args: tuple[Any, ...], shapes: Any) -> Axes:
-    """The axes of a ``dynamic_shapes`` in the form that ``torch.export.export`` takes."""
-    bound = bind(module, args)
-    per_parameter = shapes if isinstance(shapes, dict) else dict(zip(bound, shapes, strict=False))
-    if unknown := [name for name in per_parameter if name not in bound]:
-        raise FlashRNNError(f"dynamic_shapes names {unknown[0]!r}; forward was called with {', '.join(bound)}")
-    axes: Axes = []
-    values = iter(seen.inputs)
-    for parameter, argument in bound.items():
-        _read_shapes(argument, per_parameter.get(parameter), values, axes)
-    return axes
-
-
-def _read_shapes(tree: Any, shapes: Any, values: Any, axes: Axes) -> None:
-    if isinstance(tree, Tensor):
-        value = next(values)
-        entries = shapes if isinstance(shapes, dict) else dict(enumerate(shapes or ()))
-        axes.append(
-            {
-                axis: getattr(dim, "__name__", None) or f"{value.name}_dim{axis}"
-                for axis, dim in entries.items()
-                if dim is not None and dim is not torch.export.Dim.STATIC and not isinstance(dim, int)
-            }
-        )
-        return
-    if isinstance(tree, dict):
-        for key, item in tree.items():
-            _read_shapes(item, (shapes or {}).get(key), values, axes)
-    elif isinstance(tree, (tuple, list)):
-        for i, item in enumerate(tree):
-            _read_shapes(item, shapes[i] if shapes is not None else None, values, axes)
 
 
 def apply_options(seen: Observation, axes: Axes, dynamic: Sequence[str], static: Sequence[str]) -> Axes:
@@ -114,6 +86,15 @@ def _position(inputs: list[Value], text: str, label: str, form: str) -> tuple[in
     if not -rank <= int(axis) < rank:
         raise FlashRNNError(f"{label}: input '{name}' has {rank} axes")
     return index, int(axis) % rank
+
+
+def time_name(seen: Observation, axes: Axes) -> str:
+    """The name of the dimension over which the first recurrent layer runs, where an input has it at its usual place."""
+    place = 0 if seen.batch is None or not seen.batch_first else 1
+    for value, entry in zip(seen.inputs, axes, strict=True):
+        if not value.feeds_state and not value.is_lens and place in entry and value.tensor.dim() > place:
+            return entry[place]
+    return TIME
 
 
 def sizes_of(seen: Observation, axes: Axes) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,7 +56,19 @@ def load_factory(source: str, weights: Path | None = None) -> Example:
     example = _as_example(result, source)
     if weights is not None:
         _load_weights(example.module, weights)
-    return example
+    return replace(example, module=unwrapped(example.module))
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's and DataParallel's wrappers, which compute the same and hide its names."""
+    while True:
+        compiled = getattr(module, "_orig_mod", None)
+        if isinstance(compiled, nn.Module):
+            module = compiled
+        elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        else:
+            return module
 
 
 def _import_file(path: Path) -> ModuleType:

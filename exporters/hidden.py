@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.calls import call, varied
+from flashrnn_deploy.exporters.calls import call, tensors_of, varied
 
 
 def _kept_values(module: nn.Module) -> dict[str, Any]:
@@ -29,6 +29,12 @@ def _kept_values(module: nn.Module) -> dict[str, Any]:
             if value is None or (leaves and all(isinstance(leaf, Tensor) for leaf in leaves)):
                 kept[f"{path}.{name}" if path else name] = value
     return kept
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    """Every attribute that is a Python number, by its dotted name."""
+    every = ((f"{path}.{n}".lstrip("."), v) for path, part in module.named_modules() for n, v in vars(part).items())
+    return {name: value for name, value in every if isinstance(value, (int, float))}
 
 
 def _changed(before: Any, after: Any) -> bool:
@@ -51,8 +57,27 @@ def find_hidden_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[dict[s
     """
     module = copy.deepcopy(module)
     before = {name: pytree.tree_map(_snapshot, value) for name, value in _kept_values(module).items()}
+    counts, shapes = [], []
     for seed in (0, 1):  # twice: a state that is only created by the first call changes again in the second
         call(module, varied(args, seed))
+        counts.append(_numbers(module))
+        shapes.append({n: [list(t.shape) for t in tensors_of(v)] for n, v in _kept_values(module).items()})
+    if changing := [name for name, number in counts[1].items() if counts[0].get(name) != number]:
+        raise FlashRNNError(
+            f"{changing[0]} is a Python number that changes from call to call, which a file would freeze; keep it in a "
+            "buffer, as a tensor"
+        )
+    if training := [path for path, part in module.named_modules() if part.training]:
+        raise FlashRNNError(
+            f"forward puts '{training[0]}' into training mode, where results depend on other rows or on chance; leave "
+            "it in eval mode"
+        )
+    if growing := [name for name, shape in shapes[1].items() if shapes[0].get(name, shape) != shape]:
+        one, two = shapes[0][growing[0]], shapes[1][growing[0]]
+        raise FlashRNNError(
+            f"{growing[0]} has another shape after every call ({one}, then {two}), so that its output could not be fed "
+            "back as its input; keep a fixed number of steps"
+        )
     after = _kept_values(module)
     found = {name: value for name, value in after.items() if _changed(before.get(name), value)}
     nonzero = [

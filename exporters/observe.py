@@ -39,6 +39,8 @@ class Value:
     """A whole state, possibly of several layers."""
     state_batch_axis: int | None = 1
     is_lens: bool = False
+    carried: bool = False
+    """Kept by the module in an attribute or buffer: an input and an output of every call."""
     feeds_state: bool = False
     """Part of a layer's state, whole or not: kept in float32 whatever the dtype of the file."""
 
@@ -60,7 +62,9 @@ class Observation:
     def state_pairs(self) -> dict[str, str]:
         """State input name -> name of the output that holds the same state after the call."""
         after = {v.state: v.name for v in self.outputs if v.state}
-        return {v.name: after[v.state] for v in self.inputs if v.state and v.state in after}
+        pairs = {v.name: after[v.state] for v in self.inputs if v.state and v.state in after and not v.carried}
+        carried = zip(*([v.name for v in values if v.carried] for values in (self.inputs, self.outputs)), strict=True)
+        return pairs | dict(carried)
 
 
 def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
@@ -77,7 +81,7 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         for value, worked_on in zip(inputs[-len(module.state_names) :], module.last_given, strict=True):
             value.tensor = worked_on
         outputs = _name_outputs(result[0])
-        outputs += [Value(f"{n}_out", t) for n, t in zip(module.state_names, result[1], strict=True)]
+        outputs += [Value(f"{n}_out", t, carried=True) for n, t in zip(module.state_names, result[1], strict=True)]
     else:
         outputs = _name_outputs(result)
     if not outputs:
@@ -221,26 +225,41 @@ def _name_inputs(module: nn.Module, args: tuple[Any, ...]) -> list[Value]:
     bound = bind(module, args)
     if isinstance(module, StatesAsInputs):
         own = args[: -len(module.state_names)]
-        states = [Value(n, t) for n, t in zip(module.state_names, args[len(own) :], strict=True)]
+        states = [Value(n, t, carried=True) for n, t in zip(module.state_names, args[len(own) :], strict=True)]
         return _name_inputs(module.inner, own) + states
     values = []
     for parameter, argument in bound.items():
         for path, leaf in pytree.tree_flatten_with_path(argument)[0]:
             if isinstance(leaf, Tensor):
-                suffix = "".join(f"_{getattr(k, 'idx', getattr(k, 'key', ''))}" for k in path)
-                values.append(Value(f"{parameter}{suffix}", leaf))
+                values.append(Value(f"{parameter}{_suffix(path)}", leaf))
     return values
 
 
 def _name_outputs(result: Any) -> list[Value]:
-    if isinstance(result, dict):
-        return [
-            Value(key if isinstance(item, Tensor) else f"{key}_{i}", tensor)
-            for key, item in result.items()
-            for i, tensor in enumerate(tensors_of(item))
-        ]
-    tensors = tensors_of(result)
-    return [Value("output" if len(tensors) == 1 else f"output_{i}", tensor) for i, tensor in enumerate(tensors)]
+    """The tensors of a dict or named tuple by their keys, others by their place.
+
+    Raises:
+        FlashRNNError: the result holds something else than tensors and None.
+    """
+    keyed = isinstance(result, dict) or hasattr(result, "_fields")
+    leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0] if leaf is not None]
+    values = []
+    for i, (path, leaf) in enumerate(leaves):
+        name = _suffix(path)[1:] if keyed else f"output_{i}" if len(leaves) > 1 else "output"
+        if not isinstance(leaf, Tensor):
+            raise FlashRNNError(
+                f"forward returns a {type(leaf).__name__} as '{name}'; a file gives tensors only: return tensors, in "
+                "tuples, lists or dicts"
+            )
+        values.append(Value(name or "output", leaf))
+    return values
+
+
+def _suffix(path: Any) -> str:
+    """Keys and places in a nest, each after a _, as text that can be typed."""
+    fields = ("key", "idx", "name")  # of pytree's three kinds of keys
+    text = "".join(f"_{next(getattr(key, f) for f in fields if hasattr(key, f))}" for key in path)
+    return "".join(c if c.isprintable() and not c.isspace() else "_" for c in text)
 
 
 def _name_states(inputs: list[Value], outputs: list[Value]) -> None:

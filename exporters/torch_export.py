@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxscript
 import torch
 from onnx import helper
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from flashrnn_deploy import functions, op
-from flashrnn_deploy.cells import CELL_OF_OP, CELLS
+from flashrnn_deploy import op
+from flashrnn_deploy.cells import CELL_OF_OP
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import axes as axes_
-from flashrnn_deploy.exporters import registry, swap, xlstm_modules
-from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
-from flashrnn_deploy.exporters.factory import Example, load_factory
+from flashrnn_deploy.exporters import registry, swap
+from flashrnn_deploy.exporters.calls import flat_call
+from flashrnn_deploy.exporters.dynamic_shapes import given_axes
+from flashrnn_deploy.exporters.factory import Example, load_factory, unwrapped
 from flashrnn_deploy.exporters.half_states import keep_states_float
 from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
-from flashrnn_deploy.exporters.opset17 import lower_to_17
-from flashrnn_deploy.exporters.states import AXES_KEY, STATES_KEY
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
-from flashrnn_deploy.exporters.tracing import check_ranges, first_line, quiet, symbol_names, trace, traced_sizes
-from flashrnn_deploy.exporters.validate import like, validate
+from flashrnn_deploy.exporters.torch_checks import check_repeatable, notes_on_weights, private_copy
+from flashrnn_deploy.exporters.torch_graph import DEFAULT_OPSET, NEWEST_OPSET, finish, name_nodes, to_onnx
+from flashrnn_deploy.exporters.tracing import check_ranges, trace, traced_sizes
+from flashrnn_deploy.exporters.validate import validate
 from flashrnn_deploy.files import new_file
 from flashrnn_deploy.graph import opset_of, shape_of, walk_nodes
-
-DEFAULT_OPSET = 17
-TORCH_LOWEST_OPSET = 18
-NEWEST_OPSET = 23
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ def export(
     if opset is not None and not DEFAULT_OPSET <= opset <= NEWEST_OPSET:
         raise FlashRNNError(f"opset {opset} is not one of {DEFAULT_OPSET} to {NEWEST_OPSET}")
     op.register_schemas()
-    with swap.runnable_calls():
+    with swap.runnable_calls(), torch.compiler.set_stance("force_eager"):  # compiled parts run as they are written
         return _export(module, args, dynamic_shapes, dtype, opset, dynamic, static, expose_states)
 
 
@@ -132,18 +125,22 @@ def _export(
     static: Sequence[str],
     expose_states: bool,
 ) -> Export:
-    original, args = _private_copy(module, args)
-    original, args, notes = with_hidden_states(original, args, expose_states)
+    original, args = private_copy(unwrapped(module), args)
+    notes = notes_on_weights(original)
+    original, args, state_notes = with_hidden_states(original, args, expose_states)
+    notes += state_notes
     module, swapped = _swapped(original, args)
     with swap.stand_ins():
         seen = observe(module, args)
-    _check_repeatable(original, args)
+    check_repeatable(original, args)
     if not seen.layers:
         raise FlashRNNError(
             f"{type(module).__name__} ran no recurrent layer: there is nothing to export (torch.onnx writes such a "
             f"module; the layers that are known are {', '.join(registry.registered())} and MultiHeadRNN)"
         )
-    axes = axes_.default_axes(seen) if dynamic_shapes is None else axes_.given_axes(seen, module, args, dynamic_shapes)
+    axes = axes_.default_axes(seen)
+    if dynamic_shapes is not None:
+        axes = given_axes(seen, module, args, dynamic_shapes, axes)
     axes = axes_.apply_options(seen, axes, dynamic, static)
     if dtype is not None:
         original, args = _cast(original, args, seen, dtype)
@@ -154,58 +151,24 @@ def _export(
         program = trace(module, args, axes, seen)
     upcast = swapped and dtype not in (None, "float32")
     judge = copy.deepcopy(original).float() if upcast else original  # torch.nn's layers keep half states in half
-    check_ranges(program, judge, like(judge, args) if upcast else args, axes, seen)
-    model = _to_onnx(program, seen, axes, opset, notes)
-    _name_nodes(model, isinstance(module, StatesAsInputs))
+    smallest = check_ranges(program, axes, seen)
+    model = to_onnx(program, seen, axes, opset, notes)
+    name_nodes(model, isinstance(module, StatesAsInputs))
     keep_states_float(model, [v.name for v in seen.outputs if v.is_state])
     states = dict(seen.state_pairs)
     if expose_states:
         states |= expose_default_states(model)
-    _finish(model, seen, axes, states)
+    finish(model, states)
     example = Example(original, args)
-    notes += validate(model, judge, args, axes, sizes, seen, upcast)
+    notes += validate(model, judge, args, axes, sizes, smallest, seen, upcast)
     return Export(model, example, _report(model, states, notes))
-
-
-def _private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A copy of the module in eval mode, and of the arguments, in which no two share memory.
-
-    Raises:
-        FlashRNNError: the module holds float64 weights, or cannot be copied, or an argument is empty or packed.
-    """
-    if any(t.dtype == torch.float64 for t in (*module.parameters(), *tensors_of(args))):
-        raise FlashRNNError("the module or its example is float64, which the op does not have: use .float()")
-    if any(isinstance(a, PackedSequence) for a in pytree.tree_leaves(args, lambda a: isinstance(a, PackedSequence))):
-        raise FlashRNNError(
-            "an example argument is a PackedSequence; give forward a padded tensor and its lengths, and pack them there"
-        )
-    for tensor in tensors_of(args):
-        if tensor.numel() == 0:
-            raise FlashRNNError(f"an example argument is empty ({list(tensor.shape)}): give at least one step and row")
-    try:
-        module = xlstm_modules.runnable(copy.deepcopy(module).eval())
-    except Exception as error:  # whatever a module's own attributes raise
-        raise FlashRNNError(f"{type(module).__name__} cannot be copied: {first_line(error)}") from error
-    own: tuple[Any, ...] = pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, args)
-    return module, own
 
 
 def _swapped(original: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, bool]:
     """A copy of the module whose recurrent layers call the op, and whether any layer was replaced."""
-    flat_call(original, args)  # weights that are made by a call, as torch's older weight_norm does, are up to date then
+    flat_call(original, args)  # weights that are made by a call are up to date then
     module = copy.deepcopy(original)
     return module, bool(swap.swap(module))
-
-
-def _check_repeatable(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Refuse a module whose result is not a function of its arguments."""
-    args = varied(args)
-    for a, b in zip(flat_call(module, args), flat_call(module, args), strict=True):
-        if not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)):
-            raise FlashRNNError(
-                f"{type(module).__name__} gives two results for one input (dropout outside of eval mode, random "
-                "numbers, or state kept outside of its attributes)"
-            )
 
 
 def _cast(module: nn.Module, args: tuple[Any, ...], seen: Observation, dtype: str) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -221,111 +184,6 @@ def _cast(module: nn.Module, args: tuple[Any, ...], seen: Observation, dtype: st
 
     args = pytree.tree_map(one, args)
     return copy.deepcopy(module).to(torch_dtype), args
-
-
-def _translate(
-    wx: Any,
-    r: Any,
-    b: Any,
-    sequence_lens: Any,
-    initial_states: Any,
-    cell: str,
-    layout: int,
-    reverse: int,
-    clip: float,
-    relu: int,
-    normalizer_floor: float,
-) -> Any:
-    """torch.ops.flashrnn.rnn -> the ONNX op of the cell, with every attribute written."""
-    values = {"layout": layout, "reverse": reverse, "clip": clip, "relu": relu, "normalizer_floor": normalizer_floor}
-    op_type = CELLS[cell].op_type
-    kept = {name: op.attribute_type(name)(values[name]) for name in op.attribute_names(op_type)}
-    domain = onnxscript.values.Opset(op.DOMAIN, op.OPSET_VERSION)
-    return getattr(domain, op_type)(wx, r, b, sequence_lens, initial_states, **kept, **op.PLUGIN_ATTRIBUTES)
-
-
-def _to_onnx(
-    program: torch.export.ExportedProgram, seen: Observation, axes: axes_.Axes, opset: int | None, notes: list[str]
-) -> onnx.ModelProto:
-    symbols = symbol_names(program, seen, axes)
-    with torch.no_grad(), quiet():
-        try:
-            converted = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=max(opset or DEFAULT_OPSET, TORCH_LOWEST_OPSET),
-                custom_translation_table={torch.ops.flashrnn.rnn.default: _translate},
-                input_names=[v.name for v in seen.inputs],
-                output_names=[v.name for v in seen.outputs],
-                verbose=False,
-            )
-        except Exception as error:
-            raise FlashRNNError(f"torch.onnx cannot write the model: {first_line(error)}") from error
-    assert converted is not None
-    model = converted.model_proto
-    _rename_dims(model, symbols)
-    if (opset or DEFAULT_OPSET) == 17 and (reason := lower_to_17(model)):
-        if opset is not None:
-            raise FlashRNNError(f"--opset 17: {reason}; leave --opset out or give a newer one")
-        notes.append(f"written at opset 18: {reason}")
-    return model
-
-
-def _rename_dims(model: onnx.ModelProto, symbols: dict[str, str]) -> None:
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = re.sub(r"\w+", lambda m: symbols.get(m[0], m[0]), dim.dim_param)
-
-
-def _finish(model: onnx.ModelProto, seen: Observation, axes: axes_.Axes, states: dict[str, str]) -> None:
-    """Shapes behind each node, function bodies, metadata; then the checker."""
-    _write_shapes(model)
-    functions.add_functions(model)
-    model.ir_version = max(8, onnx.helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True))
-    model.producer_name, model.producer_version = "flashrnn_deploy", ""
-    model.doc_string = ""
-    _write_metadata(model, axes, states)
-    for item in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, model.graph):
-        del item.metadata_props[:]  # the exporter's notes: stack traces with paths of this machine
-        item.doc_string = ""
-    onnx.checker.check_model(model, full_check=True)
-
-
-def _name_nodes(model: onnx.ModelProto, wrapped: bool) -> None:
-    """Name each flashrnn node after its layer's place in the module, or in the one inside: rnn.l0, rnn.l1, ..."""
-    count: dict[str, int] = {}
-    for node in walk_nodes(model):
-        if op.is_flashrnn(node):
-            scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "")
-            found = [s for s in re.findall(r"'([^']*)'", scopes) if s]
-            inner = next((s for s in found if swap.CHILD in s.split(".")), found[-2] if len(found) > 1 else "")
-            path = swap.visible_path(inner.removeprefix("inner.") if wrapped else inner) or "rnn"
-            node.name = f"{path}.l{count.setdefault(path, 0)}"
-            count[path] += 1
-
-
-def _write_shapes(model: onnx.ModelProto) -> None:
-    """value_info of y and final_states of every flashrnn node: shape inference through a body loses them."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    known = {v.name: v for v in (*inferred.graph.value_info, *inferred.graph.output)}
-    present = {v.name for v in (*model.graph.value_info, *model.graph.output)}
-    for node in model.graph.node:
-        if op.is_flashrnn(node):
-            for name in node.output:
-                if name not in present and name in known:
-                    model.graph.value_info.append(known[name])
-
-
-def _write_metadata(model: onnx.ModelProto, axes: axes_.Axes, states: dict[str, str]) -> None:
-    places = {}
-    for value in (*model.graph.input, *model.graph.output):
-        shape = shape_of(value) or []
-        places[value.name] = {
-            key: shape.index(name) if name in shape else None
-            for key, name in (("time", axes_.TIME), ("batch", axes_.BATCH))
-        }
-    helper.set_model_props(model, {AXES_KEY: json.dumps(places), STATES_KEY: json.dumps(states)})
 
 
 def _report(model: onnx.ModelProto, states: dict[str, str], notes: list[str]) -> dict[str, Any]:

@@ -20,10 +20,8 @@ from torch.utils import _pytree as pytree
 
 import flashrnn_deploy
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.axes import Axes, resize
-from flashrnn_deploy.exporters.calls import flat_call
+from flashrnn_deploy.exporters.axes import Axes
 from flashrnn_deploy.exporters.observe import Observation
-from flashrnn_deploy.exporters.validate import valid_lengths
 
 
 def trace(module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observation) -> torch.export.ExportedProgram:
@@ -100,36 +98,31 @@ def _line_that_cuts(program: torch.export.ExportedProgram) -> str:
     return ""
 
 
-def check_ranges(
-    program: torch.export.ExportedProgram, module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observation
-) -> None:
-    """Refuse an axis whose sizes the module's code divides into cases, of which a file would hold one.
+def check_ranges(program: torch.export.ExportedProgram, axes: Axes, seen: Observation) -> dict[str, int]:
+    """Refuse an axis whose sizes the module's code cuts off above; torch keeps the range for which its trace holds.
 
-    torch keeps the range of sizes for which its trace holds. A smallest size is fine where the module fails below it.
+    Returns:
+        the smallest size of each dimension for which the trace is known to hold. Below, the module may fail, or
+        compute the same all the same: torch sets a bound wherever a derived size would be 1, as behind a pooling.
     """
+    smallest: dict[str, int] = {}
     for value, entry, node in zip(seen.inputs, axes, _user_inputs(program), strict=True):
         for axis, name in entry.items():
-            symbol = node.meta["val"].shape[axis].node.expr
-            bounds = program.range_constraints.get(symbol)
+            bounds = program.range_constraints.get(node.meta["val"].shape[axis].node.expr)
             if bounds is None:
                 continue
-            lower, upper = bounds.lower, bounds.upper
-            split = f"up to {upper}" if upper.is_finite and upper < 2**31 else ""
-            if not split and lower > 2 and _runs_at(module, args, axes, seen, name, int(lower) - 1):
-                split = f"from {lower}"
-            if split:
-                raise FlashRNNError(
-                    f"input '{value.name}' axis {axis} ({name}) would hold for sizes {split} only, since the module's "
-                    f"code branches or cuts at that size; rewrite it, or accept it with --static {value.name}:{axis}"
-                )
+            if bounds.upper.is_finite and bounds.upper < 2**31:
+                raise FlashRNNError(divides(value.name, axis, name, f"up to {bounds.upper}"))
+            smallest[name] = max(int(bounds.lower), smallest.get(name, 0))
+    return smallest
 
 
-def _runs_at(module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observation, name: str, size: int) -> bool:
-    try:
-        flat_call(module, valid_lengths(resize(args, axes, {name: size}), seen, {name: size}))
-    except FlashRNNError:
-        return False
-    return True
+def divides(name: str, axis: int, dim: str, sizes: str) -> str:
+    """The refusal of an axis whose sizes the module's code divides into cases, of which a file would hold one."""
+    return (
+        f"input '{name}' axis {axis} ({dim}) would hold for sizes {sizes} only, since the module's code branches or "
+        f"cuts at that size; rewrite it, or accept it with --static {name}:{axis}"
+    )
 
 
 def traced_sizes(sizes: dict[str, int]) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch.utils import _pytree as pytree
 from flashrnn_deploy import compare
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.axes import BATCH, TIME, Axes, resize
+from flashrnn_deploy.exporters.axes import BATCH, Axes, resize, time_name
 from flashrnn_deploy.exporters.calls import flat_call, tensors_of, varied
 from flashrnn_deploy.exporters.factory import load_factory
 from flashrnn_deploy.exporters.hidden import with_hidden_states
+from flashrnn_deploy.exporters.judged_states import feed_default_state
 from flashrnn_deploy.exporters.observe import Observation
+from flashrnn_deploy.exporters.tracing import divides
 from flashrnn_deploy.graph import free_inputs, shape_of
-from flashrnn_deploy.nn import MultiHeadRNN
 from flashrnn_deploy.shapes import numpy_dtype
 from flashrnn_deploy.shapes import tensors_of as graph_tensors
 from flashrnn_deploy.verify import model_dtype
@@ -96,7 +98,7 @@ def _call_by_name(
     names = iter(tensors)
     leaves = [tensors[next(names)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     final: dict[str, torch.Tensor] = {}
-    handles = [h for name in names for h in _feed_default_state(module, name, tensors[name], final)]
+    handles = [h for name in names for h in feed_default_state(module, name, tensors[name], final)]
     try:
         results = flat_call(module, pytree.tree_unflatten(leaves, spec)) + list(final.values())
     finally:
@@ -108,57 +110,19 @@ def _call_by_name(
     return {name: to_numpy(tensor) for name, tensor in zip(outputs, results, strict=True)}
 
 
-def _feed_default_state(
-    module: nn.Module, input_name: str, packed: torch.Tensor, final: dict[str, torch.Tensor]
-) -> list[Any]:
-    """Hooks that feed ``<layer>.l<k>.states`` [S, N, B, H*D] to a layer and read its final states back."""
-    path, _, layer_index = input_name.removesuffix(".states").rpartition(".l")
-    layer = dict(module.named_modules()).get(path, module)
-    if not isinstance(layer, (MultiHeadRNN, nn.RNNBase)) or not layer_index.isdigit():
-        raise FlashRNNError(f"input '{input_name}' of the model belongs to no argument and no layer of the module")
-    if isinstance(layer, nn.RNNBase) and layer.proj_size:
-        raise FlashRNNError(
-            f"input '{input_name}' of the model is the state of a projected LSTM before its projection, which the "
-            "module does not have; verify a file that was exported without --expose-states"
-        )
-    if isinstance(layer, MultiHeadRNN):
-        keyword, N, S = "states", layer.spec.num_directions, layer.spec.definition.num_states
-    else:
-        keyword, N, S = "hx", 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
-    rows = slice(int(layer_index) * N, (int(layer_index) + 1) * N)
-
-    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        states = kwargs.get(keyword, args[1] if len(args) > 1 else None)
-        if states is None:
-            shape = (S, layer.num_layers * N, packed.shape[2], layer.hidden_size)
-            states = packed.new_zeros(shape).unbind(0)
-        states = [s.clone() for s in ((states,) if isinstance(states, torch.Tensor) else states)]
-        for state, given in zip(states, packed, strict=True):
-            state[rows] = given
-        return (args[0], states[0] if S == 1 else tuple(states), *args[2:]), {
-            n: v for n, v in kwargs.items() if n != keyword
-        }
-
-    def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        final[input_name] = torch.stack([s[rows] for s in tensors_of(result[1])])
-
-    return [
-        layer.register_forward_pre_hook(before, with_kwargs=True),
-        layer.register_forward_hook(after, with_kwargs=True),
-    ]
-
-
 def validate(
     model: onnx.ModelProto,
     module: nn.Module,
     args: tuple[Any, ...],
     axes: Axes,
     sizes: dict[str, int],
+    smallest: dict[str, int],
     seen: Observation,
     upcast: bool = False,
 ) -> list[str]:
-    """Run ``model`` in ONNX Runtime beside ``module`` at two sizes of the dynamic axes that were not traced.
+    """Run ``model`` in ONNX Runtime beside ``module`` at sizes of the dynamic axes that were not traced.
 
+    Below the ``smallest`` sizes that the trace is known to hold for, the file must agree where the module runs at all.
     With ``upcast``, the module is float32 and gets the arguments in float32, whatever the dtype of the file.
 
     Returns:
@@ -172,41 +136,81 @@ def validate(
     from flashrnn_deploy.backends import make_runner
 
     runner = make_runner("onnxruntime", model)
-    inputs = free_inputs(model.graph)
-    dtype = model_dtype(model, graph_tensors(model))
-    largest_error, compared = 0.0, False
-    for other in (
-        {name: size + 4 for name, size in sizes.items()},
-        {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()},
-        {name: 1 for name in sizes},
-    ):
-        some_args = valid_lengths(varied(resize(args, axes, other)), seen, other)
+    time = time_name(seen, axes)
+
+    errors: dict[str, float] = {}
+
+    def compare_at(other: dict[str, int], required: bool = False) -> None:
+        """Compare at these sizes, unless the module itself fails there: a convolution may need several steps."""
+        some_args = valid_lengths(varied(resize(args, axes, other)), seen, time, other)
         try:
             expected = flat_call(module, like(module, some_args) if upcast else some_args)
         except FlashRNNError:
-            if compared:  # the module itself needs more than one step, as a convolution over time does
-                continue
-            raise
-        feeds = dict(zip((v.name for v in inputs), map(to_numpy, tensors_of(some_args)), strict=False))
-        for value in inputs[len(feeds) :]:
-            shape = [other.get(d, 1) if isinstance(d, str) else d for d in shape_of(value) or []]
-            feeds[value.name] = np.zeros(shape, np.float32)  # type: ignore[arg-type]
-        try:
-            actual = runner.infer(feeds)
-        except FlashRNNError as error:
-            raise FlashRNNError(f"the exported file does not run at {other}: {error}") from error
-        for value, tensor in zip(model.graph.output, expected, strict=False):
-            result = _without_pads(actual[value.name], value, tensor, seen)
-            check = compare.against_peer(value.name, result, to_numpy(tensor), dtype, "the module")
-            if not check.passed:
-                raise FlashRNNError(
-                    f"the exported file does not compute what the module does: output '{value.name}' differs by "
-                    f"{check.max_abs_error:.3g} (allowed {check.tolerance:.3g}) at {other} {check.note}".rstrip()
-                )
-            largest_error = max(largest_error, check.max_abs_error)
-        compared = True
+            if required:
+                raise
+            return
+        for name, error in _errors_at(model, runner, some_args, expected, seen, time, other).items():
+            errors[name] = max(error, errors.get(name, 0.0))
+
+    larger = {name: size + 4 for name, size in sizes.items()}
+    compare_at(larger, required=True)
+    compare_at({name: size + 5 if name == BATCH else 24 for name, size in sizes.items()})
+    compare_at(dict.fromkeys(sizes, 1))
+    for name, below in smallest.items():
+        if name in sizes and below > 2:
+            with _as_refusal(axes, seen, name, below):
+                for size in sorted(set(np.linspace(1, below - 1, 8, dtype=int).tolist())):
+                    compare_at({**larger, name: size})
     runner.close()
-    return [f"compared with the module: largest error {largest_error:.1e}"]
+    notes = [f"compared with the module: largest error {max(errors.values(), default=0.0):.1e}"]
+    if blank := [value.name for value in model.graph.output[: len(seen.outputs)] if value.name not in errors]:
+        notes.append(f"not compared, since the module gives nothing but NaN: {', '.join(blank)}")
+    return notes
+
+
+@contextlib.contextmanager
+def _as_refusal(axes: Axes, seen: Observation, dim: str, below: int) -> Iterator[None]:
+    """What differs below the size ``below`` of ``dim`` says that the module's code divides there."""
+    try:
+        yield
+    except FlashRNNError as error:
+        places = [(v.name, axis) for v, e in zip(seen.inputs, axes, strict=True) for axis, n in e.items() if n == dim]
+        raise FlashRNNError(divides(*places[0], dim, f"from {below}")) from error
+
+
+def _errors_at(
+    model: onnx.ModelProto,
+    runner: Any,
+    args: tuple[Any, ...],
+    expected: list[torch.Tensor],
+    seen: Observation,
+    time: str,
+    sizes: dict[str, int],
+) -> dict[str, float]:
+    """The largest error of each output of the file; one that is NaN everywhere is left out."""
+    inputs = free_inputs(model.graph)
+    dtype = model_dtype(model, graph_tensors(model))
+    feeds = dict(zip((v.name for v in inputs), map(to_numpy, tensors_of(args)), strict=False))
+    for value in inputs[len(feeds) :]:
+        shape = [sizes.get(d, 1) if isinstance(d, str) else d for d in shape_of(value) or []]
+        feeds[value.name] = np.zeros(shape, np.float32)  # type: ignore[arg-type]
+    try:
+        actual = runner.infer(feeds)
+    except FlashRNNError as error:
+        raise FlashRNNError(f"the exported file does not run at {sizes}: {error}") from error
+    errors = {}
+    for value, tensor in zip(model.graph.output, expected, strict=False):
+        result = _without_pads(actual[value.name], value, tensor, seen, time)
+        check = compare.against_peer(value.name, result, to_numpy(tensor), dtype, "the module")
+        if check.note == compare.ONLY_NAN:
+            continue
+        if not check.passed:
+            raise FlashRNNError(
+                f"the exported file does not compute what the module does: output '{value.name}' differs by "
+                f"{check.max_abs_error:.3g} (allowed {check.tolerance:.3g}) at {sizes} {check.note}".rstrip()
+            )
+        errors[value.name] = check.max_abs_error
+    return errors
 
 
 def like(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -218,7 +222,7 @@ def like(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return result
 
 
-def valid_lengths(args: tuple[Any, ...], seen: Observation, sizes: dict[str, int]) -> tuple[Any, ...]:
+def valid_lengths(args: tuple[Any, ...], seen: Observation, time: str, sizes: dict[str, int]) -> tuple[Any, ...]:
     """Lengths as torch wants them when it packs a sequence: sorted, and at most the number of steps in ``sizes``."""
     values = iter(seen.inputs)
 
@@ -226,17 +230,19 @@ def valid_lengths(args: tuple[Any, ...], seen: Observation, sizes: dict[str, int
         if not isinstance(leaf, torch.Tensor) or not next(values).is_lens:
             return leaf
         leaf = leaf.sort(descending=True).values if leaf.dim() == 1 else leaf
-        return leaf.clamp(max=sizes[TIME]) if TIME in sizes else leaf
+        return leaf.clamp(max=sizes[time]) if time in sizes else leaf
 
     result: tuple[Any, ...] = pytree.tree_map(one, args)
     return result
 
 
-def _without_pads(actual: Array, value: onnx.ValueInfoProto, expected: torch.Tensor, seen: Observation) -> Array:
+def _without_pads(
+    actual: Array, value: onnx.ValueInfoProto, expected: torch.Tensor, seen: Observation, time: str
+) -> Array:
     """``actual`` up to the longest row: pad_packed_sequence cuts time there, a file does not (torch_packed.py)."""
     names = shape_of(value) or []
-    if TIME not in names or not any(v.is_lens for v in seen.inputs) or actual.ndim != expected.dim():
+    if time not in names or not any(v.is_lens for v in seen.inputs) or actual.ndim != expected.dim():
         return actual
-    axis = names.index(TIME)
+    axis = names.index(time)
     result: Array = np.take(actual, range(min(actual.shape[axis], expected.shape[axis])), axis)
     return result

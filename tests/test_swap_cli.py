@@ -45,7 +45,20 @@ class Peephole(nn.LSTM):
         return super().forward(x)
 
 def net(): return Net(num_layers=2), (torch.zeros(7, 3, 4),)
-def projected(): return Net(proj_size=3), (torch.zeros(7, 3, 4),)
+def projected(): return Net(proj_size=3, num_layers=2), (torch.zeros(7, 3, 4),)
+def twice():
+    class Twice(Net):
+        def forward(self, x):
+            return self.out(self.rnn(x)[0] + self.rnn(x * 2)[0])
+    return Twice(), (torch.zeros(7, 3, 4),)
+def cell():
+    class Cell(Net):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTMCell(4, 6)
+        def forward(self, x):
+            return self.out(self.rnn(x)[0])
+    return Cell(), (torch.zeros(3, 4),)
 def packing(): return Packing(), (torch.zeros(7, 3, 4), torch.tensor([7, 5, 3]))
 def alone():
     torch.manual_seed(0)
@@ -81,7 +94,15 @@ def factories(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "options", "states"),
-    [("net", ["--expose-states"], 2), ("packing", ["--expose-states"], 1), ("alone", [], 0), ("projected", [], 0)],
+    [
+        ("net", ["--expose-states"], 2),
+        ("packing", ["--expose-states"], 1),
+        ("alone", [], 0),
+        ("projected", ["--expose-states"], 2),
+        ("twice", ["--expose-states"], 2),
+        rare("projected", [], 0),
+        rare("cell", ["--expose-states"], 1),
+    ],
 )
 def test_export_and_verify(factories: Path, name: str, options: list[str], states: int) -> None:
     """The judge of ``verify`` is torch's own layer in float64, default states fed to it too."""
@@ -91,14 +112,6 @@ def test_export_and_verify(factories: Path, name: str, options: list[str], state
     assert len(json.loads(report.read_text())["states"]) == states
     done = run("verify", file, "--against", source)
     assert done.exit_code == 0, done.output
-
-
-def test_exposed_state_of_a_projection_has_no_judge_in_torch(factories: Path) -> None:
-    source, file = f"{factories}:projected", factories.parent / "m.onnx"
-    assert run("export", source, "-o", file, "--expose-states").exit_code == 0
-    done = run("verify", file, "--against", source)
-    assert done.exit_code == 1
-    assert "before its projection" in done.stderr
 
 
 @pytest.mark.parametrize(

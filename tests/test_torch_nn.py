@@ -10,11 +10,13 @@ import pytest
 import torch
 from exported import check, ops, outputs_of, rare, rows, trained
 from torch import nn
+from torch.nn.utils import prune
 
 from flashrnn_deploy import streaming
 from flashrnn_deploy.backends import make_runner
-from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import export
+from flashrnn_deploy.exporters.calls import tensors_of
+from flashrnn_deploy.exporters.validate import to_numpy
 from flashrnn_deploy.exporters.weights import biases
 from flashrnn_deploy.graph import shape_of
 from flashrnn_deploy.shapes import axes_of
@@ -222,16 +224,26 @@ def test_normalised_weights() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_old_normalised_weights() -> None:
-    """torch's older hook makes the weight in a call, so that one may be out of date: refused until a call was made."""
-    layer, args = trained(nn.LSTM(IN, HIDDEN)), (rows(1, 7, 3, IN),)
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (nn.utils.weight_norm, "weight_hh_l0"),
+        rare(nn.utils.weight_norm, "weight_hr_l0"),
+        rare(nn.utils.spectral_norm, "weight_ih_l0"),
+        rare(lambda layer, name: prune.l1_unstructured(layer, name, 0.5), "weight_hh_l0"),
+    ],
+)
+def test_old_normalised_weights(change: Any, name: str) -> None:
+    """torch's older hooks make the weight in a call, so that the one at hand may be out of date: it is made anew."""
+    layer, args = trained(nn.LSTM(IN, HIDDEN, proj_size=3)), (rows(1, 7, 3, IN),)
+    change(layer, name)
     with torch.no_grad():
-        nn.utils.weight_norm(layer, "weight_hh_l0")
-        layer.weight_hh_l0_g.mul_(0.5)
-        with pytest.raises(FlashRNNError, match="weight_hh_l0"):
-            export(layer, args)
-        layer(*args)
-        check(layer, args, [(rows(2, 4, 2, IN),)])
+        next(p for n, p in layer.named_parameters() if n.startswith(f"{name}_")).mul_(0.5)
+    result = export(layer, args)
+    x = (rows(2, 4, 2, IN),)
+    for actual, expected in zip(outputs_of(result, x).values(), tensors_of(layer.eval()(*x)), strict=True):
+        np.testing.assert_allclose(actual, to_numpy(expected), atol=1e-5)
+    assert hasattr(layer, f"{name}_g") or hasattr(layer, f"{name}_orig"), "the user's module is not changed"
 
 
 def test_control_policy_with_resets() -> None:

@@ -1,0 +1,149 @@
+"""State in buffers and attributes becomes inputs and outputs, of every type; what cannot is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exported import rare, rows, trained
+from torch import Tensor, nn
+
+from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters import export
+from flashrnn_deploy.exporters.validate import to_numpy
+
+
+class Keeps(nn.Module):
+    """A GRU and one buffer, which ``step(net, x)`` reads and writes."""
+
+    def __init__(self, step: Any, buffer: Tensor | None) -> None:
+        super().__init__()
+        self.rnn, self.step = nn.GRU(4, 6), step
+        self.register_buffer("kept", buffer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.step(self, x)
+
+
+def count(net: Any, x: Tensor) -> Tensor:
+    net.kept += 1
+    return net.rnn(x)[0] + net.kept
+
+
+def position(net: Any, x: Tensor) -> Tensor:
+    t = net.kept + torch.arange(x.shape[0])
+    net.kept = net.kept + x.shape[0]
+    return net.rnn(x + t.float().sin()[:, None, None])[0]
+
+
+def first(net: Any, x: Tensor) -> Tensor:
+    y = net.rnn(torch.where(net.kept, x, x * 2))[0]
+    net.kept = torch.ones_like(net.kept)
+    return y
+
+
+def average(net: Any, x: Tensor) -> Tensor:
+    net.kept.mul_(0.9).add_(0.1 * x.mean((0, 1)))
+    return net.rnn(x - net.kept)[0]
+
+
+def window(net: Any, x: Tensor) -> Tensor:
+    both = torch.cat([net.kept, x])
+    net.kept = both[-2:]
+    return net.rnn(both[2:] + both[:-2])[0]
+
+
+def hidden(net: Any, x: Tensor) -> Tensor:
+    y, h = net.rnn(x, net.kept)
+    net.kept.copy_(h)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("step", "buffer"),
+    [
+        (count, torch.tensor(0)),
+        (first, torch.tensor(False)),
+        (average, torch.zeros(4)),
+        (window, torch.zeros(2, 3, 4)),
+        (hidden, torch.zeros(1, 3, 6)),
+        rare(count, torch.tensor(0.5)),
+        rare(count, torch.zeros(6, dtype=torch.int32)),
+        rare(position, torch.tensor(0)),
+        rare(position, torch.zeros(1, dtype=torch.int64)),
+    ],
+)
+def test_buffers(step: Any, buffer: Tensor) -> None:
+    """The file, fed with its own states, equals the module that keeps them."""
+    net = trained(Keeps(step, buffer))
+    result = export(net, (rows(1, 5, 3, 4),), expose_states=True)
+    pairs = result.report["states"]
+    assert pairs["kept"] == "kept_out"
+    runner, states = make_runner("onnxruntime", result.model), {"kept": to_numpy(buffer)}
+    for name in pairs.keys() - {"kept"}:
+        states[name] = np.zeros((1, 1, 3, 6), np.float32)
+    layer = copy.deepcopy(net)
+    for k, steps in enumerate((4, 3, 3)):
+        x = rows(k, steps, 3, 4)
+        outputs = runner.infer({"x": x.numpy(), **states})
+        with torch.no_grad():
+            np.testing.assert_allclose(outputs["output"], layer(x).numpy(), atol=1e-5)
+        assert outputs["kept_out"].shape == tuple(buffer.shape)
+        states = {name: outputs[after] for name, after in pairs.items()}
+        for name in states.keys() - {"kept"}:  # the module starts its default states anew
+            states[name] = np.zeros_like(states[name])
+
+
+class Normalised(nn.Module):
+    def __init__(self, train: bool) -> None:
+        super().__init__()
+        self.rnn, self.norm, self.force = nn.GRU(4, 6), nn.BatchNorm1d(6), train
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.force:
+            self.norm.train()
+        return self.norm(self.rnn(x)[0].permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("expose", [False, True])
+def test_training_mode_is_left_or_refused(expose: bool) -> None:
+    x = (rows(1, 5, 3, 4),)
+    with pytest.raises(FlashRNNError, match="forward puts 'norm' into training mode"):
+        export(Normalised(train=True), x, expose_states=expose)
+    net = Normalised(train=False).train()
+    report = export(net, x, expose_states=expose).report
+    assert [i["name"] for i in report["inputs"]] == (["x", "rnn.l0.states"] if expose else ["x"])
+    assert net.norm.training, "the user's module is not changed"
+
+
+def grows(net: Any, x: Tensor) -> Tensor:
+    net.kept = torch.cat([net.kept, x])
+    return net.rnn(net.kept)[0][-x.shape[0] :]
+
+
+def branches(net: Any, x: Tensor) -> Tensor:
+    y = net.rnn(x if net.kept else x * 2)[0]
+    net.kept = torch.ones_like(net.kept)
+    return y
+
+
+def number(net: Any, x: Tensor) -> Tensor:
+    net.calls = getattr(net, "calls", 0) + 1
+    return net.rnn(x)[0] * net.calls
+
+
+@pytest.mark.parametrize(
+    ("step", "buffer", "words"),
+    [
+        (number, None, "calls is a Python number that changes from call to call"),
+        (grows, torch.zeros(1, 3, 4), "kept has another shape after every call"),
+        (branches, torch.tensor(False), "torch.export cannot trace"),
+    ],
+)
+def test_states_that_are_refused(step: Any, buffer: Tensor, words: str) -> None:
+    with pytest.raises(FlashRNNError, match=words):
+        export(Keeps(step, buffer), (rows(1, 5, 3, 4),), expose_states=True)
