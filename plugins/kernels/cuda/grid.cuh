@@ -34,65 +34,58 @@ __device__ __forceinline__ void load_initial_hidden(Hidden<C>& h, const Tensors&
   }
 }
 
-// wx of step s + kRing into the ring, and of kAhead steps later from memory into L2. Issued after a poll: loads return
-// in order, and one that went to memory would hold the poll up.
+// wx of step s + kRing into the ring, and that of kAhead steps later from memory into L2: loads return in order, and
+// one that went to memory would hold up the poll behind it.
 template <class C>
 __device__ __forceinline__ void feed_wx(WxRing<C>& ring, WxStream<C>& wx, const Tensors& t, int s) {
   constexpr int kAhead = 8;
-  if (__builtin_expect(t.wide_wx, 1)) {
-    ring.template fill_next<true>(wx, s + C::kRing < t.T);
-  } else {
-    ring.template fill_next<false>(wx, s + C::kRing < t.T);
-  }
-  if (s + C::kRing + kAhead >= t.T) return;
 #pragma unroll
   for (int i = 0; i < C::kOwned; ++i) {
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) {
-      ptx::prefetch_if(wx.active[i][e], wx.piece(i, e, 0) + (kAhead - 1) * wx.stride);
+      ptx::prefetch_if(wx.active[i][e] && s + C::kRing + kAhead < t.T, wx.piece(i, e, 0) + kAhead * wx.stride);
     }
   }
+  ring.template fill_next<true>(wx, s + C::kRing < t.T);
 }
 
+// What a lane of the grid mode holds from step to step, and the parts of one step.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_constant__ Tensors t) {
-  static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
+struct GridLane {
   using S = GridShared<C>;
-  extern __shared__ __align__(16) char shared[];
-  const Lane<C> lane{};
-  const Place place = place_of<C>(t);
-
-  WxRing<C> ring(ptx::shared_address(shared) + S::kRing, lane);
-  WxStream<C> wx(t, place, lane);
-  for (int s = 0; s < C::kRing; ++s) {
-    if (t.wide_wx) {
-      ring.template fill_next<true>(wx, s < t.T);
-    } else {
-      ring.template fill_next<false>(wx, s < t.T);
-    }
-  }
+  const Tensors& t;
+  char* shared;
+  Lane<C> lane{};
+  Place place = place_of<C>(t);
+  WxRing<C> ring{ptx::shared_address(shared) + S::kRing, lane};
+  WxStream<C> wx{t, place, lane};
   Weights<C> weights;
-  load_weights<C>(weights, t, place, lane, shared + S::kWeights);
   Owned<C> owned;
-  owned.load(t, place, lane);
-  const Packets<C> packets(t, place, lane);
-  YStream<C> y(t, place, lane);
-
+  Packets<C> packets{t, place, lane};
+  YStream<C> y{t, place, lane};
+  std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
   float own[C::kOwned][C::kTiles][4] = {};
-  // Not unrolled, and what is rare at the end: the instruction cache holds one step, not two (0.x us).
-  for (int s = 0; s < t.T; ++s) {
-    std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
+
+  __device__ __forceinline__ GridLane(const Tensors& tensors, char* memory) : t(tensors), shared(memory) {
+    for (int s = 0; s < C::kRing; ++s) {
+      if (t.wide_wx) {
+        ring.template fill_next<true>(wx, s < t.T);
+      } else {
+        ring.template fill_next<false>(wx, s < t.T);
+      }
+    }
+    load_weights<C>(weights, t, place, lane, shared + S::kWeights);
+    owned.load(t, place, lane);
+  }
+
+  __device__ __forceinline__ void start() {
     ring.take(words);
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) owned.start(own[i], words[i], i);
-    Hidden<C> h;
-    if (__builtin_expect(s > 0, 1)) {
-      packets.receive(h, s, t.spin_limit);
-    } else {
-      load_initial_hidden<C>(h, t, place, lane);
-    }
-    __syncwarp();
-    feed_wx<C>(ring, wx, t, s);
+  }
+
+  // Step s: the sums, the cell, h on its way to all blocks, y.
+  __device__ __forceinline__ void step(const Hidden<C>& h, int s) {
     if constexpr (C::kKWarps == 1) {
       multiply<C>(own, weights, h);
     } else {
@@ -109,20 +102,39 @@ __global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_const
       std::uint32_t rounded[C::kColumns];
 #pragma unroll
       for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
-      const uint4 message = gather<C>(rounded, packets.message);
-      if (s + 1 < t.T) packets.send(message, i, s + 1);
+      packets.send(gather<C>(rounded, packets.message), i, s + 1, s + 1 < t.T);
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
-        if (C::kUnitsPerLane == 1 || __builtin_expect(t.wide_y, 1)) {
-          y.template store<true>(i, e, rounded[e], owned.is_valid(e, s));
-        } else {
-          y.template store<false>(i, e, rounded[e], owned.is_valid(e, s));
-        }
-      }
+      for (int e = 0; e < C::kColumns; ++e) y.store_any(t.wide_y, i, e, rounded[e], owned.is_valid(e, s));
     }
     y.advance();
   }
-  owned.store(t, place, lane);
+};
+
+// A step begins when h is there and ends when that of the next one is. What is rare comes between two steps, outside of
+// their loop: each step runs through its instructions once, and what lies among them costs as if it ran (0.17 us).
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) grid_kernel(const __grid_constant__ Tensors t) {
+  static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
+  extern __shared__ __align__(16) char shared[];
+  GridLane<C> lane(t, shared);
+  Hidden<C> h;
+  load_initial_hidden<C>(h, t, lane.place, lane.lane);
+  lane.start();
+  for (int s = 0; s < t.T;) {
+    bool rare = false;
+    do {
+      lane.step(h, s);
+      if (t.wide_wx) feed_wx<C>(lane.ring, lane.wx, t, s);
+      if (++s == t.T) break;
+      lane.start();
+      rare = __any_sync(~0u, lane.packets.receive(h, s, t.spin_limit) != 0);
+    } while (!rare && t.wide_wx);
+    if (s == t.T) break;
+    if (rare) lane.packets.receive_long(h, s, t.spin_limit);
+    if (!t.wide_wx) lane.ring.template fill_next<false>(lane.wx, s - 1 + C::kRing < t.T);
+    __syncwarp();
+  }
+  lane.owned.store(t, lane.place, lane.lane);
   ptx::wait_copies<0>();
 }
 

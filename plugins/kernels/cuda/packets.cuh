@@ -35,114 +35,104 @@ struct Packets {
   static_assert(kMessages<C> * C::kReplicas <= 32, "a lane sends one message to one copy");
   static_assert(C::kD <= kLargestGridHead && kGroupBytes <= kGridBytesPerUnit * C::kD, "config.h bounds the memory");
 
-  const char* from;       // copy of this block, first slot: this lane's two packets of the first pair of k-steps
-  const char* long_from;  // the same of long packets
-  char* to[C::kOwned];    // this lane's message of a group, in its copy of the first slot
-  char* long_to[C::kOwned];
+  char* group;        // the memory of this head and tile of the batch; bytes from there, in the first slot, of
+  int from;           // this lane's two packets of the first pair of k-steps, in the first copy
+  int copy;           // the copy that this block reads
+  int to[C::kOwned];  // this lane's message of a group, in the copy it writes
   int message;
   bool reads, sends, sends_long;
 
   __device__ __forceinline__ Packets(const Tensors& t, const Place& place, const Lane<C>& lane)
       : message(lane.lane % kMessages<C>) {
     const int block = static_cast<int>(blockIdx.x);
-    char* const group = static_cast<char*>(t.workspace) + static_cast<std::int64_t>(block / C::kBlocks) * kGroupBytes;
-    const int first = lane.k_warp * kPairs * kPairBytes + lane.source_row() * 64 + lane.q * 16;
-    from = group + block % C::kReplicas * kCopyBytes + first;
-    long_from = group + kLong + 2 * first;
+    group = static_cast<char*>(t.workspace) + static_cast<std::int64_t>(block / C::kBlocks) * kGroupBytes;
+    from = lane.k_warp * kPairs * kPairBytes + lane.source_row() * 64 + lane.q * 16;
+    copy = block % C::kReplicas * kCopyBytes;
     // Only the lanes whose column has a row: the others' requests would be as many.
     reads = C::kColumns == 2 || (lane.g % 2 == 0 && lane.g / 2 < C::kRows);
-    const int copy = lane.lane / kMessages<C>;
-    sends = copy < C::kReplicas, sends_long = copy == 0;
+    const int written = lane.lane / kMessages<C>;
+    sends = written < C::kReplicas, sends_long = written == 0;
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) {
       const int unit = place.first_unit + lane.group_unit(lane.owned_group(i)) + message / C::kRows * 8;
-      const int at = unit / 32 * kPairBytes + message % C::kRows * 64 + unit % 32 * 2;
-      to[i] = group + (sends ? copy : 0) * kCopyBytes + at;
-      long_to[i] = group + kLong + 2 * at;
+      to[i] = written * kCopyBytes + unit / 32 * kPairBytes + message % C::kRows * 64 + unit % 32 * 2;
     }
   }
 
   // 8 units of a row of h(s), as `gather` gives them, for group i of the warp.
-  __device__ __forceinline__ void send(uint4 v, int i, int s) const {
-    const std::uint32_t phase = phase_of(s);
+  __device__ __forceinline__ void send(uint4 v, int i, int s, bool wanted) const {
+    const std::uint32_t phase = phase_of(s), step = static_cast<std::uint32_t>(s);
     const bool low = ((v.x | v.y) & kTopBits) != 0, high = ((v.z | v.w) & kTopBits) != 0;
     const uint4 packets = {low ? phase | kLongBit : v.x | phase, low ? 0 : v.y,  //
                            high ? phase | kLongBit : v.z | phase, high ? 0 : v.w};
-    ptx::store_relaxed_16_if(sends, to[i] + (s & 1) * kSlotBytes, packets);
-    if (__builtin_expect(sends_long && (low || high), 0)) {
-      char* const at = long_to[i] + (s & 1) * kLongSlotBytes;
-      const std::uint32_t step = static_cast<std::uint32_t>(s);
-      ptx::store_relaxed_16_if(low, at, {v.x, step, v.y, step});
-      ptx::store_relaxed_16_if(high, at + 16, {v.z, step, v.w, step});
-    }
+    ptx::store_relaxed_16_if(wanted && sends, group + (to[i] + (s & 1) * kSlotBytes), packets);
+    char* const at = group + (kLong + 2 * to[i] + (s & 1) * kLongSlotBytes);  // of the first copy
+    ptx::store_relaxed_16_if(wanted && sends_long && low, at, {v.x, step, v.y, step});
+    ptx::store_relaxed_16_if(wanted && sends_long && high, at + 16, {v.z, step, v.w, step});
   }
 
-  // This lane's part of h(s); ends the kernel with an error after `limit` polls. Lanes of a warp may leave it apart.
+  // This lane's part of h(s), not 0 where a packet is long. Ends the kernel with an error after `limit` polls. Lanes of
+  // a warp may leave it apart.
   //
   // A packet is polled until it is there, one pass over all that are missing after the other. The registers of a packet
   // are those of its load from the first pass on: where the compiler has to move them, each load is waited for before
   // the next (0.13 us for each of them).
-  __device__ __forceinline__ void receive(Hidden<C>& h, int s, std::uint32_t limit) const {
-    const std::uint32_t phase = phase_of(s);
-    const char* const at = from + (s & 1) * kSlotBytes;
-    const std::uint64_t none = reads ? phase ^ kPhaseBit : phase;
+  __device__ __forceinline__ std::uint32_t receive(Hidden<C>& h, int s, std::uint32_t limit) const {
+    const std::uint32_t phase = reads ? phase_of(s) : 0;
+    const char* const at = group + (from + copy + (s & 1) * kSlotBytes);
     std::uint64_t packets[kPairs][2];
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p) packets[p][0] = packets[p][1] = none;
-    bool missing = true;
-    for (std::uint32_t polls = 0; missing; ++polls) {
-      if (polls > limit) __trap();
-      missing = false;
+    for (int p = 0; p < kPairs; ++p) {
+      packets[p][0] = packets[p][1] = 0;
+      ptx::load_relaxed_16_if(reads, packets[p][0], packets[p][1], at + p * kPairBytes);
+    }
+    std::uint32_t all, polls = 0;
+    do {
+      if (++polls > limit) __trap();
+      all = 0;
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
-        const std::uint32_t low = low_word(packets[p][0]), high = low_word(packets[p][1]);
-        const bool old = (((low ^ phase) | (high ^ phase)) & kPhaseBit) != 0;
-        ptx::load_relaxed_16_if(old, packets[p][0], packets[p][1], at + p * kPairBytes);
-        missing = missing || old;
+        const std::uint32_t both = (low_word(packets[p][0]) ^ phase) | (low_word(packets[p][1]) ^ phase);
+        ptx::load_relaxed_16_if(both & kPhaseBit, packets[p][0], packets[p][1], at + p * kPairBytes);
+        all |= both;
       }
-    }
-    std::uint32_t any = 0;
+    } while ((all & kPhaseBit) != 0);
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      packets[p][0] ^= phase, packets[p][1] ^= phase;
-      any |= low_word(packets[p][0]) | low_word(packets[p][1]);
+      h[p] = {low_word(packets[p][0]) ^ phase, high_word(packets[p][0]), low_word(packets[p][1]) ^ phase,
+              high_word(packets[p][1])};
     }
-    if (__builtin_expect((any & kLongBit) != 0, 0)) {
-      const char* const long_at = long_from + (s & 1) * kLongSlotBytes;
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if ((low_word(packets[p][i]) & kLongBit) != 0) {
-            packets[p][i] = receive_long(long_at + 2 * p * kPairBytes + 16 * i, s, limit);
-          }
-        }
-      }
-    }
+    return all & kLongBit;
+  }
+
+  // The values of long packets in place of what said that they are long.
+  __device__ __forceinline__ void receive_long(Hidden<C>& h, int s, std::uint32_t limit) const {
+    const char* const at = group + (kLong + 2 * from + (s & 1) * kLongSlotBytes);
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      h[p] = {low_word(packets[p][0]), high_word(packets[p][0]), low_word(packets[p][1]), high_word(packets[p][1])};
+      if ((h[p].x & kLongBit) != 0) receive_long(h[p].x, h[p].y, at + 2 * p * kPairBytes, s, limit);
+      if ((h[p].z & kLongBit) != 0) receive_long(h[p].z, h[p].w, at + 2 * p * kPairBytes + 16, s, limit);
     }
   }
 
  private:
-  // 1, 1, 0, 0, ... for h(1), h(2), ...
-  __device__ __forceinline__ static std::uint32_t phase_of(int s) {
-    return static_cast<std::uint32_t>(s + 1) << 13 & kPhaseBit;
-  }
   __device__ __forceinline__ static std::uint32_t low_word(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
   __device__ __forceinline__ static std::uint32_t high_word(std::uint64_t x) {
     return static_cast<std::uint32_t>(x >> 32);
   }
-  // The four values of a long packet.
-  __device__ __forceinline__ static std::uint64_t receive_long(const char* at, int s, std::uint32_t limit) {
+  __device__ __forceinline__ static void receive_long(std::uint32_t& x, std::uint32_t& y, const char* at, int s,
+                                                      std::uint32_t limit) {
     const std::uint32_t step = static_cast<std::uint32_t>(s);
     std::uint64_t low = 0, high = 0;
     for (std::uint32_t polls = 0; high_word(low) != step || high_word(high) != step; ++polls) {
       if (polls > limit) __trap();
-      ptx::load_relaxed_16_if(true, low, high, at);
+      ptx::load_relaxed_16_if(1, low, high, at);
     }
-    return low_word(low) | high << 32;
+    x = low_word(low), y = low_word(high);
+  }
+  // 1, 1, 0, 0, ... for h(1), h(2), ...
+  __device__ __forceinline__ static std::uint32_t phase_of(int s) {
+    return static_cast<std::uint32_t>(s + 1) << 13 & kPhaseBit;
   }
 };
 

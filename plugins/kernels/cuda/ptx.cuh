@@ -98,12 +98,12 @@ __device__ __forceinline__ void wait_copies() {
 
 // 16 bytes in global memory as two words of 64 bits, each of which is read or written whole, at gpu scope and in no
 // order.
-// Leaves `low` and `high` alone where not wanted.
-__device__ __forceinline__ void load_relaxed_16_if(bool wanted, std::uint64_t& low, std::uint64_t& high,
+// Leaves `low` and `high` alone where `wanted` is 0.
+__device__ __forceinline__ void load_relaxed_16_if(std::uint32_t wanted, std::uint64_t& low, std::uint64_t& high,
                                                    const void* p) {
   asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%3];}"
                : "+l"(low), "+l"(high)
-               : "r"(static_cast<int>(wanted)), "l"(p)
+               : "r"(wanted), "l"(p)
                : "memory");
 }
 __device__ __forceinline__ void store_relaxed_16_if(bool wanted, void* p, uint4 v) {

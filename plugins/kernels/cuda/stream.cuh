@@ -86,6 +86,18 @@ struct YStream {
       }
     }
   }
+  // The same, by predicates in place of two loops.
+  __device__ __forceinline__ void store_any(bool wide, int i, int e, std::uint32_t word, bool valid) const {
+    const int left = units - i * WxStream<C>::kUnitsApart;
+    std::uint16_t* const to = at[e] + i * WxStream<C>::kUnitsApart;
+    const bool pair = C::kUnitsPerLane == 2 && wide;
+    word = valid ? word : 0u;
+    if (C::kUnitsPerLane == 2) ptx::store_global_4_if(active[e] && left > 0 && pair, to, word);
+    ptx::store_global_2_if(active[e] && left > 0 && !pair, to, static_cast<std::uint16_t>(word));
+    if (C::kUnitsPerLane == 2) {
+      ptx::store_global_2_if(active[e] && left > 1 && !pair, to + 1, static_cast<std::uint16_t>(word >> 16));
+    }
+  }
   __device__ __forceinline__ void advance() {
 #pragma unroll
     for (int e = 0; e < C::kColumns; ++e) at[e] += stride;

@@ -123,6 +123,14 @@ __device__ __forceinline__ void load_hidden(Hidden<C>& h, std::uint32_t at) {
   for (int s = 0; s < C::kKSteps / 2; ++s) h[s] = ptx::load_shared_16(at + s * 64);
 }
 
+// The i-th k-step to be multiplied. Those whose R is in shared memory are spread among the others, which hide its
+// loads.
+template <class C>
+__device__ constexpr int k_step_at(int i) {
+  const int shared = i * Weights<C>::kRest / C::kKSteps;  // of those before
+  return (i + 1) * Weights<C>::kRest / C::kKSteps > shared ? C::kRegisterKSteps + shared : i - shared;
+}
+
 template <class C>
 __device__ __forceinline__ void multiply(Sums<C>& sums, const Weights<C>& w, const Hidden<C>& h) {
   Sums<C> second;  // a chain of dependent products takes 24 cycles each; two sets halve it
@@ -137,7 +145,8 @@ __device__ __forceinline__ void multiply(Sums<C>& sums, const Weights<C>& w, con
     }
   }
 #pragma unroll
-  for (int step = 0; step < C::kKSteps; ++step) {
+  for (int i = 0; i < C::kKSteps; ++i) {
+    const int step = k_step_at<C>(i);
     const uint4& piece = h[step / 2];
     const std::uint32_t b0 = step % 2 != 0 ? piece.z : piece.x, b1 = step % 2 != 0 ? piece.w : piece.y;
 #pragma unroll
