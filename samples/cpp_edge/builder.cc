@@ -1,0 +1,199 @@
+#include "builder.h"
+
+#include <NvInfer.h>
+#include <NvOnnxParser.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "error.h"
+#include "files.h"
+#include "onnx_file.h"
+#include "runtime.h"
+
+namespace flashrnn_edge {
+namespace {
+
+using nvinfer1::IBuilderConfig;
+using nvinfer1::INetworkDefinition;
+using nvinfer1::OptProfileSelector;
+
+constexpr OptProfileSelector kSelectors[] = {OptProfileSelector::kMIN, OptProfileSelector::kOPT,
+                                             OptProfileSelector::kMAX};
+constexpr const char* kSelectorNames[] = {"min", "opt", "max"};
+
+// "1x1x64:100x4x64:512x16x64"; one shape alone is all three.
+std::vector<Dims> parse_range(const std::string& option, const std::string& text) {
+  std::vector<Dims> shapes(1);
+  for (const char* at = text.c_str();;) {
+    char* end = nullptr;
+    shapes.back().push_back(std::strtoll(at, &end, 10));
+    const bool good =
+        end != at && shapes.back().back() >= 0 && (*end == 'x' || *end == ',' || *end == ':' || *end == '\0');
+    if (!good) fail("--shape ", option, ": write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64");
+    if (*end == '\0') break;
+    if (*end == ':') shapes.emplace_back();
+    at = end + 1;
+  }
+  if (shapes.size() == 1) shapes.resize(3, shapes[0]);
+  if (shapes.size() != 3) fail("--shape ", option, ": give one shape, or MIN:OPT:MAX");
+  return shapes;
+}
+
+// The three shapes of an input from the options that name it or its axes.
+std::vector<Dims> profile_of(const std::string& input, const Dims& dims, const OnnxFile& file,
+                             const BuildOptions& options) {
+  std::vector<Dims> shapes(3, dims);
+  const auto found = file.inputs.find(input);
+  for (const std::string& option : options.shapes) {
+    const std::size_t equals = option.rfind('=');
+    if (equals == std::string::npos) fail("--shape ", option, ": write it as NAME=MIN:OPT:MAX");
+    const std::string name = option.substr(0, equals);
+    const std::vector<Dims> given = parse_range(option, option.substr(equals + 1));
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (name == input) {
+        bool fits = given[i].size() == dims.size();
+        for (std::size_t axis = 0; fits && axis < dims.size(); ++axis)
+          fits = dims[axis] < 0 || dims[axis] == given[i][axis];
+        if (!fits) fail("--shape ", option, ": ", text(given[i]), " does not fit the model's ", input, " ", text(dims));
+        shapes[i] = given[i];
+      }
+      for (std::size_t axis = 0; axis < dims.size() && found != file.inputs.end(); ++axis) {
+        if (dims[axis] < 0 && axis < found->second.size() && found->second[axis] == name)
+          shapes[i][axis] = given[i].at(0);
+      }
+    }
+  }
+  for (std::size_t axis = 0; axis < dims.size(); ++axis) {
+    if (shapes[0][axis] >= 0) continue;
+    const bool named = found != file.inputs.end() && axis < found->second.size() && !found->second[axis].empty();
+    fail("axis ", axis, " of the input ", input, " ", text(dims), " has no size: give --shape ",
+         named ? found->second[axis] + "=1:100:512" : input + "=MIN:OPT:MAX");
+  }
+  return shapes;
+}
+
+void check_plugins(const OnnxFile& file) {
+  for (const OnnxNode& node : file.nodes) {
+    if (node.domain != "flashrnn" || has_plugin(node.op_type)) continue;
+    fail("the node ", node.name, " needs the plugin ", node.op_type, ", version ", kPluginVersion, ", namespace '",
+         kPluginNamespace,
+         "', and no loaded library has it: pass the library with --plugin LIB, built with: "
+         "flashrnn-deploy build-plugins MODEL.onnx --gpu GPU --tensorrt-include DIR -o DIR");
+  }
+}
+
+// TensorRT 8 chooses the precision of layers itself: our layers are held to the types of the file.
+void constrain([[maybe_unused]] INetworkDefinition& network, [[maybe_unused]] IBuilderConfig& config,
+               [[maybe_unused]] const BuildOptions& options) {
+#if NV_TENSORRT_MAJOR == 8
+  using nvinfer1::DataType;
+  bool half = false;
+  for (int i = 0; i < network.getNbLayers(); ++i) {
+    nvinfer1::ILayer& layer = *network.getLayer(i);
+    if (layer.getType() != nvinfer1::LayerType::kPLUGIN_V2) continue;
+    const DataType type = layer.getInput(1)->getType();  // of r, a constant
+    half = half || type == DataType::kHALF;
+    layer.setPrecision(type);
+    layer.setOutputType(0, type);
+    layer.setOutputType(1, DataType::kFLOAT);
+  }
+  if (half) config.setFlag(nvinfer1::BuilderFlag::kFP16);
+  config.setFlag(nvinfer1::BuilderFlag::kOBEY_PRECISION_CONSTRAINTS);
+  if (!options.cublas) {
+    using nvinfer1::TacticSource;
+    config.setTacticSources(1u << static_cast<unsigned>(TacticSource::kEDGE_MASK_CONVOLUTIONS) |
+                            1u << static_cast<unsigned>(TacticSource::kJIT_CONVOLUTIONS));
+  }
+#endif
+}
+
+std::uint32_t network_flags() {
+#if NV_TENSORRT_MAJOR == 8
+  return 1u << static_cast<unsigned>(nvinfer1::NetworkDefinitionCreationFlag::kEXPLICIT_BATCH);
+#elif NV_TENSORRT_MAJOR == 10
+  return 1u << static_cast<unsigned>(nvinfer1::NetworkDefinitionCreationFlag::kSTRONGLY_TYPED);
+#else
+  return 0;  // all networks are strongly typed
+#endif
+}
+
+Json shape_json(const Dims& dims) {
+  Json list = Json::array();
+  for (const std::int64_t dim : dims) list.items.push_back(static_cast<double>(dim));
+  return list;
+}
+
+// What running needs to know of the model.
+void add_model_facts(const OnnxFile& file, Json& facts) {
+  const auto metadata = [&](const char* key) {
+    const auto found = file.metadata.find(key);
+    return found == file.metadata.end() ? Json::object() : parse_json(found->second, std::string("the model's ") + key);
+  };
+  Json states = Json::array(), lengths = Json::array();
+  for (const auto& [input, output] : metadata("flashrnn.states").members) {
+    states.items.push_back(Json::array({input, output}));
+  }
+  for (const std::string& name : length_inputs(file)) lengths.items.push_back(name);
+  facts.members.emplace_back("states", states);
+  facts.members.emplace_back("axes", metadata("flashrnn.axes"));
+  facts.members.emplace_back("lengths", lengths);
+  const std::string why = why_no_chunks(file);
+  if (!why.empty()) facts.members.emplace_back("no_chunks", why);
+}
+
+}  // namespace
+
+void build_engine(const std::string& model, const std::string& engine, const BuildOptions& options) {
+  const OnnxFile file = read_onnx(read_file(model), model);
+  const Running here = running({});
+  if (!options.plugin.empty()) load_plugin(options.plugin);
+  check_plugins(file);
+
+  Log log(options.verbose);
+  const std::unique_ptr<nvinfer1::IBuilder> builder(nvinfer1::createInferBuilder(log));
+  if (builder == nullptr) fail("TensorRT ", here.tensorrt, " does not start: ", log.take());
+  const std::unique_ptr<INetworkDefinition> network(builder->createNetworkV2(network_flags()));
+  const std::unique_ptr<nvonnxparser::IParser> parser(nvonnxparser::createParser(*network, log));
+  if (!parser->parse(file.bytes.data(), file.bytes.size(), model.c_str())) {
+    const std::string said = parser->getNbErrors() > 0 ? parser->getError(0)->desc() : log.take();
+    fail("TensorRT ", here.tensorrt, " cannot read ", model, ": ", said);
+  }
+
+  const std::unique_ptr<IBuilderConfig> config(builder->createBuilderConfig());
+  if (options.workspace_mib > 0) {
+    config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, options.workspace_mib << 20);
+  }
+  constrain(*network, *config, options);
+  nvinfer1::IOptimizationProfile& profile = *builder->createOptimizationProfile();  // the builder's
+  Json shapes = Json::object(), dtypes = Json::object();
+  for (int i = 0; i < network->getNbInputs(); ++i) {
+    const nvinfer1::ITensor& input = *network->getInput(i);
+    const std::vector<Dims> sizes = profile_of(input.getName(), from_nv(input.getDimensions()), file, options);
+    Json entry = Json::object();
+    for (std::size_t k = 0; k < 3; ++k) {
+      profile.setDimensions(input.getName(), kSelectors[k], to_nv(sizes[k]));
+      entry.members.emplace_back(kSelectorNames[k], shape_json(sizes[k]));
+    }
+    shapes.members.emplace_back(input.getName(), entry);
+    dtypes.members.emplace_back(input.getName(), name(from_nv(input.getType(), input.getName())));
+  }
+  for (int i = 0; i < network->getNbOutputs(); ++i) {
+    const nvinfer1::ITensor& output = *network->getOutput(i);
+    dtypes.members.emplace_back(output.getName(), name(from_nv(output.getType(), output.getName())));
+  }
+  if (config->addOptimizationProfile(&profile) < 0)
+    fail("TensorRT refuses the shapes ", shapes.dump(), ": ", log.take());
+
+  const std::unique_ptr<nvinfer1::IHostMemory> memory(builder->buildSerializedNetwork(*network, *config));
+  if (memory == nullptr) fail("TensorRT ", here.tensorrt, " cannot build an engine of ", model, ": ", log.take());
+  const std::string bytes(static_cast<const char*>(memory->data()), memory->size());
+  Json facts = describe_engine(bytes, model, options.plugin, here);
+  facts.members.emplace_back("shapes", shapes);
+  facts.members.emplace_back("dtypes", dtypes);
+  add_model_facts(file, facts);
+  write_file(engine, bytes);
+  write_file(sidecar_path(engine), facts.dump() + "\n");
+}
+
+}  // namespace flashrnn_edge
