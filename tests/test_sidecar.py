@@ -133,10 +133,12 @@ def test_sidecar_that_cannot_be_read(tmp_path: Path, text: Any, message: str) ->
         TrtRunner(engine)
 
 
-@pytest.mark.parametrize("field", ["states", "axes", "dtypes", "tensorrt", "rtx", "compute_capability", "model"])
+@pytest.mark.parametrize(
+    "field", ["states", "axes", "dtypes", "tensorrt", "rtx", "compute_capability", "model", "lengths", "targets"]
+)
 def test_fields_of_another_kind(tmp_path: Path, field: str) -> None:
     engine = engines.write(MODEL, tmp_path / "m.engine")
-    for value in (1.5, [[1]], {"x": 3}):
+    for value in (1.5, [[1]], {"x": 3}, {"x": {"time": [0]}}):
         if field in ("dtypes", "model") and isinstance(value, dict):
             continue
         change(engine, **{field: value})

@@ -19,10 +19,11 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import PLUGIN_ATTRIBUTES
 
 FORMAT = 1
+_OPTIONAL = ("lengths", "targets")
 _TYPES: dict[str, Any] = {
     "format": int, "engine": dict, "tensorrt": str, "rtx": bool, "compute_capability": (str, type(None)),
     "plugin": (dict, type(None)), "library": (dict, type(None)), "model": dict, "shapes": dict, "states": list,
-    "axes": dict, "dtypes": dict,
+    "axes": dict, "dtypes": dict, "lengths": list, "targets": list,
 }  # fmt: skip
 
 
@@ -101,6 +102,8 @@ def read(engine: Path) -> dict[str, Any]:
             f"{FORMAT}; {_rebuild(engine, data)}"
         )
     for key, kind in _TYPES.items():
+        if key in _OPTIONAL and key not in data:
+            continue
         if key not in data or not isinstance(data[key], kind) or not _is_whole(key, data[key]):
             raise FlashRNNError(f"the sidecar {path} is damaged at '{key}'; {_rebuild(engine, data)}")
     return data
@@ -109,10 +112,16 @@ def read(engine: Path) -> dict[str, Any]:
 def _is_whole(key: str, value: Any) -> bool:
     """What running reads of a field has its form."""
     if key == "states":
-        return all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, str) for n in pair) for pair in value
-        )
-    return key not in ("axes", "shapes") or all(isinstance(entry, dict) for entry in value.values())
+        return all(_are(pair, str) and len(pair) == 2 for pair in value)
+    if key in ("lengths", "targets"):
+        return _are(value, str)
+    if key == "axes":
+        return all(isinstance(a, dict) and _are(list(a.values()), int, type(None)) for a in value.values())
+    return True
+
+
+def _are(values: Any, *kinds: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
 
 def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> None:
@@ -130,7 +139,7 @@ def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> 
     _check_bytes(engine, data, sidecar)
     built, running = (product(sidecar["rtx"]), sidecar["tensorrt"]), (product(here.rtx), here.tensorrt)
     capability = sidecar["compute_capability"]
-    targets = [capability] if capability else [str(t) for t in sidecar.get("targets", [])]
+    targets = [capability] if capability else sidecar.get("targets", [])
     if built != running or here.compute_capability not in targets:
         raise FlashRNNError(
             f"{engine} was built with {' '.join(built)} for compute capability {' or '.join(targets) or '(none)'}; "
