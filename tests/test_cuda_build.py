@@ -64,7 +64,8 @@ def test_line_fields_are_those_of_kernel_config() -> None:
 
 def test_every_cell_and_mode_has_a_tested_kernel() -> None:
     found = {(row["cell"], row["dtype"], row["mode"]) for row in configs.ROWS}
-    assert found == {(c, d, m) for c in CELLS for d in ("bfloat16", "float16") for m in ("local", "cluster")}
+    dtypes = ("bfloat16", "float16", "float32")
+    assert found == {(c, d, m) for c in CELLS for d in dtypes for m in ("local", "cluster")}
 
 
 def test_no_framework_header_under_the_kernels() -> None:

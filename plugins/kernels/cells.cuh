@@ -1,8 +1,8 @@
 // One step of each recurrent cell, for GPU and CPU: the device twin of flashrnn_deploy/cells.py.
 //
 // A cell is a template over a Math policy: Math::Value is a float, or a vector of floats in which every lane is a unit
-// of its own; Math::exp, log1p, sigmoid and tanh work on a Value. ScalarMath below is the exact form for one float on
-// host and device. Every function propagates NaN as NumPy does.
+// of its own; Math::divide, exp, log1p, sigmoid and tanh work on Values. ScalarMath below is the exact form for one
+// float on host and device. Every function propagates NaN as NumPy does.
 #pragma once
 
 #include <cmath>
@@ -23,6 +23,7 @@ struct CellOptions {
 
 struct ScalarMath {
   using Value = float;
+  static FLASHRNN_INLINE float divide(float a, float b) { return a / b; }
   static FLASHRNN_INLINE float exp(float x) { return expf(x); }
   // log(1 + x) for 0 <= x <= 1.
   static FLASHRNN_INLINE float log1p(float x) { return log1pf(x); }
@@ -43,6 +44,32 @@ template <class V>
 FLASHRNN_INLINE V maximum(V a, V b) {
   return ((a > b) | (a != a)) ? a : b;
 }
+// -|x|
+template <class V>
+FLASHRNN_INLINE V negative_magnitude(V x) {
+  return x < 0.0f ? x : -x;
+}
+template <>
+FLASHRNN_INLINE float negative_magnitude(float x) {
+  return -fabsf(x);
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+// One instruction in place of two comparisons and a choice, four times on the sLSTM's critical path.
+template <>
+FLASHRNN_INLINE float minimum(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+template <>
+FLASHRNN_INLINE float maximum(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+#endif
+
 template <class V>
 FLASHRNN_INLINE V constant(float x) {
   return x - V{};  // V{} + x would turn -0 into 0
@@ -56,7 +83,7 @@ FLASHRNN_INLINE V bound(V x, float clip) {
 template <class Math, class V = typename Math::Value>
 FLASHRNN_INLINE V logsigmoid(V x) {
   const V negative = minimum(x, constant<V>(0.0f));
-  return negative - Math::log1p(Math::exp(x < 0.0f ? x : -x));
+  return negative - Math::log1p(Math::exp(negative_magnitude(x)));
 }
 
 // In every step: x the input projection, rh = R h', b the biases, s the states, previous on entry and new on return.
@@ -121,7 +148,7 @@ struct Slstm {
     s[3] = m;
     s[1] = f * s[1] + i * Math::tanh(x[2] + rh[2] + b[2]);
     s[2] = maximum(f * s[2] + i, constant<V>(options.normalizer_floor));
-    s[0] = Math::sigmoid(x[3] + rh[3] + b[3]) * s[1] / s[2];
+    s[0] = Math::divide(Math::sigmoid(x[3] + rh[3] + b[3]) * s[1], s[2]);
   }
 };
 

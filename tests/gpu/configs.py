@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 _HOPPER = 90
@@ -38,7 +39,7 @@ def _row(
 
 # (first batch, batch tile) of the batch buckets. Small tiles on idle multiprocessors win, and pairs of columns cost.
 _BUCKETS = {
-    64: ((1, 1), (2, 2), (5, 4), (129, 8)),
+    64: ((1, 1), (2, 2), (17, 4), (129, 8)),
     128: ((1, 1), (2, 2), (33, 4), (129, 8)),
     256: ((1, 1), (2, 2), (17, 4)),
     512: ((1, 1), (2, 4), (129, 8)),
@@ -53,20 +54,63 @@ _TILINGS = {
     "elman": {64: (1, 4, 1, 2), 128: (2, 4, 1, 2), 256: (4, 4, 1, 2), 512: (8, 4, 1, 2)},
 }
 
+# float32: (first batch, batch tile, cluster size, row warps, register k-steps) by head_dim. The FMA units bound the
+# step: tiles are small, and R is spread over as few warps as can hold it, since each of them repeats the pointwise
+# part.
+_FLOAT_FOUR_GATES = {
+    64: ((1, 1, 1, 4, 4), (9, 2, 1, 4, 4), (129, 4, 1, 8, 4)),
+    128: ((1, 1, 4, 4, 8), (9, 2, 4, 4, 8), (65, 4, 4, 4, 8)),
+    256: ((1, 1, 16, 4, 16), (2, 2, 8, 8, 16), (33, 4, 8, 8, 16)),
+    512: ((1, 1, 16, 8, 24), (2, 2, 16, 8, 16), (15, 4, 16, 8, 16)),
+}
+_FLOAT_TILINGS = {
+    "lstm": _FLOAT_FOUR_GATES,
+    "slstm": _FLOAT_FOUR_GATES | {512: ((1, 1, 16, 8, 20), *_FLOAT_FOUR_GATES[512][1:])},
+    "gru": {
+        64: ((1, 1, 1, 4, 4), (9, 2, 1, 4, 4), (129, 4, 1, 8, 4)),
+        128: ((1, 1, 4, 4, 8), (17, 2, 4, 4, 8), (65, 4, 4, 4, 8)),
+        256: ((1, 1, 8, 4, 16), (17, 2, 8, 4, 16), (65, 4, 8, 8, 16)),
+        512: ((1, 1, 16, 8, 32), (15, 4, 16, 8, 24)),
+    },
+    "elman": {
+        64: ((1, 1, 1, 2, 4), (17, 2, 1, 4, 4), (129, 4, 1, 8, 4)),
+        128: ((1, 1, 1, 4, 8), (17, 2, 2, 4, 8), (65, 4, 2, 8, 8)),
+        256: ((1, 1, 4, 4, 16), (17, 2, 4, 4, 16), (65, 4, 4, 8, 16)),
+        512: ((1, 1, 16, 4, 32), (2, 2, 8, 8, 32), (33, 4, 8, 8, 32)),
+    },
+}
+
+
+def _ends(firsts: Iterable[int]) -> list[int]:
+    """The last batch of each bucket."""
+    return [first - 1 for first in list(firsts)[1:]] + [2**31 - 1]
+
 
 def _rows() -> list[dict[str, Any]]:
     rows = []
     for cell, tilings in _TILINGS.items():
         for dtype in _SIXTEEN_BIT:
             for D, (CL, WM, WK, sets) in tilings.items():
-                mode, buckets = "local" if D == 64 else "cluster", _BUCKETS[D]
-                ends = [first - 1 for first, _ in buckets[1:]] + [2**31 - 1]
+                mode = "local" if D == 64 else "cluster"
                 more = {"accumulator_sets": sets, "ring_depth": 16 if D == 64 else 8}
-                for (first, BT), last in zip(buckets, ends, strict=True):
+                buckets = _BUCKETS[D]
+                for (first, BT), last in zip(buckets, _ends(b[0] for b in buckets), strict=True):
                     rows.append(_row(cell, dtype, mode, D, CL, BT, WM, WK, min_batch=first, max_batch=last, **more))
                 if cell != "slstm":  # it has no clip
                     rows.append(_row(cell, dtype, mode, D, CL, 4, WM, WK, clips=1, **more))
     return rows
 
 
-ROWS = _rows()
+def _float_rows() -> list[dict[str, Any]]:
+    rows = []
+    for cell, tilings in _FLOAT_TILINGS.items():
+        for D, buckets in tilings.items():
+            for (first, BT, CL, WM, KR), last in zip(buckets, _ends(b[0] for b in buckets), strict=True):
+                mode, more = "local" if CL == 1 else "cluster", {"spare_warp": 0, "register_k_steps": KR}
+                rows.append(_row(cell, "float32", mode, D, CL, BT, WM, min_batch=first, max_batch=last, **more))
+                if cell != "slstm" and last > 2**30:
+                    rows.append(_row(cell, "float32", mode, D, CL, BT, WM, clips=1, **more))
+    return rows
+
+
+ROWS = _rows() + _float_rows()

@@ -40,7 +40,7 @@ def allowed(mode: str, values: dict[str, Any]) -> bool:
     if values.get("cell") == "slstm" and values.get("clips"):
         return False
     least, most = D_RANGE[mode]
-    if not least <= values.get("D", least) <= most or (mode != "alternating" and values.get("dtype") == "float32"):
+    if not least <= values.get("D", least) <= most or (mode == "grid" and values.get("dtype") == "float32"):
         return False
     return not {"T", "B", "heads", "D"} <= set(values) or wx_bytes(values) <= MAX_WX_BYTES
 

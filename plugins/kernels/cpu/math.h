@@ -1,4 +1,4 @@
-// exp, log1p, sigmoid and tanh of a vector of floats: the Math policy of cells.cuh.
+// divide, exp, log1p, sigmoid and tanh of a vector of floats: the Math policy of cells.cuh.
 //
 // Polynomials are interpolated at Chebyshev nodes of the named range. Errors against float64 over the whole float
 // range: exp 1.4 ulp, log1p 2 ulp, sigmoid 2.5 ulp, tanh 2 ulp (tests/test_cpu_library.py holds the op to them). A
@@ -13,6 +13,7 @@ namespace {
 
 struct VectorMath {
   using Value = F;
+  static FLASHRNN_SIMD F divide(F a, F b) { return a / b; }
 
   // x = n ln2 + r with |r| <= ln2 / 2: n, and exp(r) - 1 with the relative accuracy of small r.
   struct Reduced {

@@ -7,6 +7,7 @@
 // running states live in final_states.
 #include "alternating.h"
 #include "elements.cuh"
+#include "reduce.cuh"
 #include "tensors.cuh"
 
 namespace flashrnn::cuda {
@@ -39,30 +40,6 @@ __global__ void __launch_bounds__(kThreads) start(Tensors t, int states, E* h) {
     const std::int64_t unit = i % t.D, head = i / t.D % t.H, row = i / width % t.B, n = i / width / t.B;
     h[((n * t.H + head) * t.B + row) * row_pitch + unit] = from_float<E>(t.initial_states[i]);
     for (int s = 0; s < states; ++s) t.final_states[s * all + i] = t.initial_states[s * all + i];
-  }
-}
-
-// sums[row][gate] over the warp: on return sums[0] holds the total of row lane >> (5 - log2 kRows).
-template <int kRows, int kGates>
-__device__ __forceinline__ void reduce_rows(float (&sums)[kRows][kGates], int lane) {
-  int offset = 16;
-#pragma unroll
-  for (int half = kRows / 2; half >= 1; half /= 2, offset /= 2) {
-    const bool upper = (lane & offset) != 0;
-#pragma unroll
-    for (int r = 0; r < half; ++r) {
-#pragma unroll
-      for (int g = 0; g < kGates; ++g) {
-        const float give = upper ? sums[r][g] : sums[r + half][g];
-        const float keep = upper ? sums[r + half][g] : sums[r][g];
-        sums[r][g] = keep + __shfl_xor_sync(~0u, give, offset);
-      }
-    }
-  }
-#pragma unroll
-  for (; offset >= 1; offset /= 2) {
-#pragma unroll
-    for (int g = 0; g < kGates; ++g) sums[0][g] += __shfl_xor_sync(~0u, sums[0][g], offset);
   }
 }
 
@@ -118,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) step(Tensors t, int s, const Element
       }
     }
   }
-  reduce_rows(sums, lane);
+  reduce_items<32>(sums, lane);
 
   constexpr int kLanesPerRow = 32 / kRows;
   const int row = first_row + lane / kLanesPerRow;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "blocks.cuh"
+#include "exchange.cuh"
 
 namespace flashrnn::cuda {
 
@@ -21,38 +22,26 @@ struct ClusterShared {
   static constexpr int kBytes = kBarriers + 16;
 };
 
-// Sends the rounded h of one group to every block: lane l sends message l % kMessages to blocks l / kMessages, and so
-// on.
+// Sends the rounded h of one group of a warp to every block.
 template <class C>
 struct Sender {
-  static constexpr int kBlocksAtOnce = 32 / kMessages<C>;
-  static constexpr int kRounds = (C::kClusterSize + kBlocksAtOnce - 1) / kBlocksAtOnce;
-  std::uint32_t at[kRounds];        // at the receiver, of the lane's message of group 0 in the first buffer of h
-  std::uint32_t barriers[kRounds];  // at the receiver
-  bool active[kRounds];
   int message;
+  Fanout<kMessages<C>, C::kClusterSize> fanout;
 
   __device__ __forceinline__ Sender(std::uint32_t shared, const Place& place, const Lane<C>& lane)
-      : message(lane.lane % kMessages<C>) {
-    const int unit = place.first_unit + lane.group_unit(lane.owned_group(0)) + message / C::kRows * 8;
-    const int offset = ClusterShared<C>::kHidden + message % C::kRows * C::kPitch + unit * 2;
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const int block = lane.lane / kMessages<C> + i * kBlocksAtOnce;
-      active[i] = block < C::kClusterSize;
-      const std::uint32_t base = ptx::map_shared(shared, active[i] ? block : 0);
-      at[i] = ptx::opaque(base + static_cast<std::uint32_t>(offset));
-      barriers[i] = ptx::opaque(base + ClusterShared<C>::kBarriers);
-    }
+      : message(lane.lane % kMessages<C>),
+        fanout(shared, lane.lane, offset(place, lane), ClusterShared<C>::kBarriers) {}
+
+  // Of the lane's message of group 0 in the first buffer of h.
+  __device__ __forceinline__ static int offset(const Place& place, const Lane<C>& lane) {
+    const int m = lane.lane % kMessages<C>;
+    const int unit = place.first_unit + lane.group_unit(lane.owned_group(0)) + m / C::kRows * 8;
+    return ClusterShared<C>::kHidden + m % C::kRows * C::kPitch + unit * 2;
   }
 
   // `buffer` and `i`, the warp's i-th group, are constants.
   __device__ __forceinline__ void send(uint4 v, int i, int buffer, bool wanted) const {
-    const int offset = buffer * C::kHiddenBytes + i * WxStream<C>::kUnitsApart * 2;
-#pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      ptx::send_16_if(wanted && active[r], at[r] + static_cast<std::uint32_t>(offset), v, barriers[r] + 8 * buffer);
-    }
+    fanout.send(v, buffer * C::kHiddenBytes + i * WxStream<C>::kUnitsApart * 2, buffer, wanted);
   }
 };
 
@@ -60,7 +49,7 @@ template <bool kWide, class C>
 __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
   using S = ClusterShared<C>;
   constexpr std::uint32_t kStepBytes = C::kD * C::kRows * 2;  // of h that a block receives
-  const Lane<C> lane;
+  const Lane<C> lane{};
   const Place place = place_of<C>(t);
   const std::uint32_t base = ptx::shared_address(shared), barriers = base + S::kBarriers;
 

@@ -27,6 +27,9 @@ struct Tiling {
   static constexpr int kUnitsPerLane = kUnits / 8;
 };
 
+// Units of one thread in the float32 kernels.
+constexpr int fma_units(int gates) { return gates == 1 ? 4 : 2; }
+
 template <Cell kCell_, DType kType_, bool kClips_, Mode kMode_, int kD_, int kClusterSize_, int kUnitsPerBlock_,
           int kBatchTile_, int kTilesPerBlock_, int kRowWarps_, int kKWarps_, int kRegisterKSteps_,
           int kAccumulatorSets_, int kRingDepth_, int kReplicas_, int kSpareWarp_>
@@ -46,7 +49,8 @@ struct Config {
   static constexpr int kRing = kRingDepth_;
   static constexpr int kReplicas = kReplicas_;
   static constexpr bool kSpareWarp = kSpareWarp_ != 0;
-  static constexpr int kBlocks = kD / kUnitsPerBlock;  // that share one head and tile of the batch
+  static constexpr int kBlocks = kD / kUnitsPerBlock;     // that share one head and tile of the batch
+  static constexpr bool kFma = kType == DType::kFloat32;  // products on the FMA units, not on tensor cores
 
   static constexpr int kGates = num_gates(kCell), kStates = num_states(kCell);
   using Tile = Tiling<kGates>;
@@ -62,7 +66,7 @@ struct Config {
   static constexpr int kColumns = kRows <= 4 ? 1 : 2;
 
   // h in shared memory: one row of the batch after the other, two buffers. The pitch is free of bank conflicts.
-  static constexpr int kPitch = 2 * kD + 64;  // bytes
+  static constexpr int kPitch = kFma ? 4 * kD : 2 * kD + 64;  // bytes
   static constexpr int kHiddenBytes = kRows * kPitch;
 
   // wx of one lane, group and column, in pieces that are always aligned where head_dim is even.
@@ -70,16 +74,16 @@ struct Config {
   static constexpr int kPieces = kUnitsPerLane * kGates * 2 / kPieceBytes;
   static constexpr int kWords = kUnitsPerLane * kGates / 2;  // 4-byte words of all pieces
 
-  static_assert(kType != DType::kFloat32, "tensor cores have no float32 product");
   static_assert(kMode == Mode::kCluster || kClusterSize == 1, "cluster_size is 1 outside the cluster mode");
   static_assert(kD % kUnitsPerBlock == 0, "whole blocks");
   static_assert(kMode == Mode::kGrid || kClusterSize == kBlocks, "a cluster, or a block, holds one head");
-  static_assert(kD % (32 * kKWarps) == 0, "k-steps come in pairs");
-  static_assert(kUnitsPerBlock % (Tile::kUnits * kRowWarps) == 0, "whole groups of units per warp");
+  static_assert(kFma || kD % (32 * kKWarps) == 0, "k-steps come in pairs");
+  static_assert(kFma || kUnitsPerBlock % (Tile::kUnits * kRowWarps) == 0, "whole groups of units per warp");
+  static_assert(!kFma || (kMode != Mode::kGrid && kKWarps == 1 && kSets == 1), "not offered in float32");
   static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "batch_tile is 1, 2, 4 or 8");
   static_assert(kTilesPerBlock_ == 1, "not offered");
   static_assert(kMode == Mode::kGrid || kReplicas == 1, "only the grid mode has copies of h");
-  static_assert(kSpareWarp == (kMode == Mode::kLocal), "the local mode has a spare warp, the cluster mode none");
+  static_assert(kSpareWarp == (kMode == Mode::kLocal && !kFma), "a spare warp feeds the tensor cores' local mode");
   static_assert(kSets == 1 || kSets == 2, "one or two accumulator sets");
   static_assert(kRegisterKSteps >= 0 && kRegisterKSteps <= kKSteps && kRegisterKSteps % 2 == 0, "pairs of k-steps");
   static_assert(kWarps <= 8, "more warps lose more at the barriers than they gain");

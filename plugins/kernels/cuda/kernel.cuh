@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "fma.cuh"
 #include "grid.cuh"
 #include "kernel.h"
 #include "local.cuh"
@@ -15,14 +16,31 @@ std::int64_t num_groups(const Tensors& t) {
   return static_cast<std::int64_t>(t.N) * t.H * ((t.B + C::kRows - 1) / C::kRows);
 }
 
+// The kernel of a configuration, its threads and bytes of shared memory.
+template <class C, Mode kMode, bool kFma>
+struct Entry {
+  static constexpr auto kernel = fma_kernel<C>;
+  static constexpr int kThreads = C::kThreads, kShared = Fma<C>::kBytes;
+};
+template <class C>
+struct Entry<C, Mode::kLocal, false> {
+  static constexpr auto kernel = local_kernel<C>;
+  static constexpr int kThreads = C::kThreads + 32, kShared = LocalShared<C>::kBytes;
+};
+template <class C>
+struct Entry<C, Mode::kCluster, false> {
+  static constexpr auto kernel = cluster_kernel<C>;
+  static constexpr int kThreads = C::kThreads, kShared = ClusterShared<C>::kBytes;
+};
+template <class C>
+using EntryOf = Entry<C, C::kMode, C::kFma>;
+
 template <class C, Mode kMode>
 struct Launcher;
 
 template <class C>
-struct Launcher<C, Mode::kLocal> {
-  static constexpr auto kernel = local_kernel<C>;
-  static constexpr int kThreads = C::kThreads + 32;
-  static constexpr int kShared = LocalShared<C>::kBytes;
+struct Launcher<C, Mode::kLocal> : EntryOf<C> {
+  using EntryOf<C>::kernel, EntryOf<C>::kThreads, EntryOf<C>::kShared;
   static cudaError_t prepare(int& resident) {
     if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
       return error;
@@ -37,9 +55,8 @@ struct Launcher<C, Mode::kLocal> {
 
 #if CUDART_VERSION >= 11080
 template <class C>
-struct Launcher<C, Mode::kCluster> {
-  static constexpr auto kernel = cluster_kernel<C>;
-  static constexpr int kShared = ClusterShared<C>::kBytes;
+struct Launcher<C, Mode::kCluster> : EntryOf<C> {
+  using EntryOf<C>::kernel, EntryOf<C>::kThreads, EntryOf<C>::kShared;
   struct Shape {
     cudaLaunchAttribute attribute{};
     cudaLaunchConfig_t config{};
@@ -48,7 +65,7 @@ struct Launcher<C, Mode::kCluster> {
       attribute.val.clusterDim.x = C::kClusterSize;
       attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
       config.gridDim = blocks;
-      config.blockDim = C::kThreads;
+      config.blockDim = kThreads;
       config.dynamicSmemBytes = kShared;
       config.stream = stream;
       config.attrs = &attribute;

@@ -29,8 +29,12 @@ inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 // bfloat16: tanh.approx for both. An eighth of the rounding of h; measured, the total error is that of exact forms, and
 // they cost 0.03 to 0.12 us per step. float16: tanh by ex2. With tanh.approx for both the largest error came to half of
 // what is allowed (Elman); with exact forms for both a step costs 0.04 to 0.06 us more than in bfloat16.
+//
+// divide, by the sLSTM's normalizer, which grows by 1 per step at most: scaled, since rcp takes a subnormal one for 0,
+// and good up to 2^104. `/` covers both ends by comparisons on the critical path.
 struct FastMath {
   using Value = float;
+  static __device__ __forceinline__ float divide(float a, float b) { return 0x1p24f * a * rcp_approx(0x1p24f * b); }
   static __device__ __forceinline__ float exp(float x) { return exp2_approx(kLog2e * x); }
   static __device__ __forceinline__ float log1p(float x) { return kLn2 * log2_approx(1.0f + x); }
   static __device__ __forceinline__ float tanh(float x) {
@@ -47,6 +51,16 @@ struct HalfMath : FastMath {
   }
 };
 
+// float32: tanh and log1p as CUDA has them. exp errs by |x| 2^-24 relative to its value: for the x <= 0 of the cells,
+// less than 2^-24 absolute.
+struct FloatMath : ScalarMath {
+  static __device__ __forceinline__ float exp(float x) { return exp2_approx(kLog2e * x); }
+  static __device__ __forceinline__ float sigmoid(float x) {
+    const float e = exp(-fabsf(x));
+    return (x < 0.0f ? e : 1.0f) * rcp_approx(1.0f + e);
+  }
+};
+
 template <DType kType>
 struct MathOf {
   using Type = HalfMath;
@@ -54,6 +68,10 @@ struct MathOf {
 template <>
 struct MathOf<DType::kBfloat16> {
   using Type = FastMath;
+};
+template <>
+struct MathOf<DType::kFloat32> {
+  using Type = FloatMath;
 };
 
 // Two 16-bit elements in a word, the first in the low half.
