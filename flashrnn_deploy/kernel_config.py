@@ -12,7 +12,8 @@ from typing import Any
 
 from flashrnn_deploy.expressions import any_of
 from flashrnn_deploy.gpus import GPU
-from flashrnn_deploy.kernel_model import MODES, Model
+from flashrnn_deploy.kernel_model import Model
+from flashrnn_deploy.modes import MODES
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.solver import Result, minimize
 
@@ -33,7 +34,7 @@ class KernelConfig:
     accumulator_sets: int  # SPL: independent sums per accumulator
     ring_depth: int  # PF: steps of wx in flight
     replicas: int  # REP: copies of each packet of h in L2, grid mode
-    spare_warp: int  # AUX: 1 adds a warp that only feeds wx, by TMA
+    spare_warp: int  # AUX: 1 adds a warp that only feeds wx
 
     def values(self) -> dict[str, int]:
         """The variables of ``kernel_model.Model``."""
@@ -48,7 +49,8 @@ class Solution:
         config: what code generation needs.
         gpu: name of the device it was chosen for.
         predicted_step_us: microseconds per time step, launch not included.
-        estimate: False only for what the model was measured on: H200, bfloat16, LSTM or sLSTM, on-chip modes.
+        estimate: False only for what the model was measured on: H200, on-chip modes, float32, or bfloat16 with
+            an LSTM or sLSTM.
         breakdown_us: the parts of ``predicted_step_us`` by cause; parts of 0 are left out.
         sizes: blocks, threads, registers, and bytes per block; all 0 in the alternating mode.
         candidates: assignments in the product of the domains.
@@ -104,7 +106,7 @@ def candidates(spec: RNNSpec, batch: int, gpu: GPU, count: int) -> list[Solution
     They differ in mode, blocks, tiles or warps, not only in a ring depth: those are worth timing.
     """
     model = Model(spec, batch, gpu)
-    telling = (model.mode, model.CL, model.UB, model.BT, model.NB, model.WM, model.WK, model.AUX)
+    telling = (model.mode, model.CL, model.UB, model.BT, model.WM, model.WK, model.AUX)
     found: list[Solution] = []
     while len(found) < count and (result := minimize(model.problem, model.objective)):
         found.append(_solution(model, result))
@@ -145,7 +147,9 @@ def _describe(model: Model, config: KernelConfig) -> Solution:
     spec, gpu, point = model.spec, model.gpu, model.problem.point(config.values())
     cycles = {cause: term.bounds(point)[0] / 100 for cause, term in model.terms.items()}
     breakdown = {cause: round(value / gpu.clock_mhz, 4) for cause, value in cycles.items() if value}
-    measured = gpu.measured and spec.dtype == "bfloat16" and spec.cell in ("lstm", "slstm")
+    measured = gpu.measured and (
+        spec.dtype == "float32" or (spec.dtype == "bfloat16" and spec.cell in ("lstm", "slstm"))
+    )
     return Solution(
         config=config,
         gpu=gpu.name,

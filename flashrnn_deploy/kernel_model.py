@@ -11,8 +11,8 @@ that one lane ends up with all gates of its (unit, batch) pairs and needs no shu
 * 3 gates (GRU): 16 units in three m-tiles, one per gate; the lane of rows g and g + 8 owns units 2g and 2g + 1;
 * 1 gate (Elman): 16 units in one m-tile, dealt the same way.
 
-No row is wasted in any of them. **float32** has no tensor-core product of its own precision (TF32 keeps 10 bits of
-mantissa and misses the tolerance), so it runs in the alternating mode, on the GEMM's FMA path.
+No row is wasted in any of them. **float32** runs on the FMA units: ``fma_model`` has the sizes, constraints and costs
+that differ.
 
 Cost terms are in hundredths of a cycle, measured on an H200 with bfloat16; other devices scale by clock and by the
 documented tensor rate and are estimates. Nothing here needs a GPU.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from flashrnn_deploy import fma_model
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.expressions import (
     Constraint,
@@ -37,11 +38,9 @@ from flashrnn_deploy.expressions import (
     wrap,
 )
 from flashrnn_deploy.gpus import GPU
+from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.solver import Problem
-
-MODES = ("local", "cluster", "grid", "alternating")
-LOCAL, CLUSTER, GRID, ALTERNATING = range(4)
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,12 @@ TILINGS = {
     "slstm": Tiling(8, 2, (7, 9), latency=40),
 }
 
-# Exchange of h inside a cluster, ns per step by cluster size: st.async all-gather of 128 bytes per block, H200.
-CLUSTER_EXCHANGE_NS = {2: 170, 4: 180, 8: 200, 16: 240}
 # Two dependent nodes of a CUDA graph, a GEMM and a pointwise kernel, ns. Not measured for these kernels.
 ALTERNATING_NS = 5000
+
+
+# kLargestGridHead of plugins/kernels/cuda/config.h: the memory of the exchange is bounded by it.
+LARGEST_GRID_HEAD = 4096
 
 
 def grid_exchange_ns(blocks: int, replicas: int) -> int:
@@ -93,6 +94,7 @@ class Model:
         if batch < 1:
             raise FlashRNNError(f"batch must be at least 1, not {batch}")
         self.spec, self.batch, self.gpu, self.tiling = spec, batch, gpu, TILINGS[spec.cell]
+        self.fma = spec.dtype == "float32"
         self.problem = Problem()
         self.sizes: dict[str, Expr] = {}
         self.terms: dict[str, Expr] = {}
@@ -111,14 +113,14 @@ class Model:
         self.CL = new("cluster_size", (1, 2, 4, 8, 16))
         self.UB = new("units_per_block", range(8, min(largest, 256) + 1, 8))
         self.BT = new("batch_tile", (1, 2, 4, 8))
-        self.NB = new("tiles_per_block", (1, 2))
-        self.WM = new("row_warps", (8, 4, 2, 1))
-        self.WK = new("k_warps", (1, 2, 4, 8))
+        self.NB = new("tiles_per_block", (1,))
+        self.WM = new("row_warps", (8, 6, 4, 3, 2, 1) if self.fma else (8, 4, 2, 1))
+        self.WK = new("k_warps", (1,) if self.fma else (1, 2, 4, 8))
         self.KR = new("register_k_steps", range(min(largest // 16, 62), -1, -2))  # k-steps come in pairs
-        self.REP = new("replicas", (1, 2, 4, 8))
-        self.SPL = new("accumulator_sets", (1, 2))
+        self.REP = new("replicas", (1,) if self.fma else (1, 2, 4, 8))
+        self.SPL = new("accumulator_sets", (1,) if self.fma else (1, 2))
         self.AUX = new("spare_warp", (0, 1))
-        self.PF = new("ring_depth", (8, 4, 2))
+        self.PF = new("ring_depth", (16, 8, 4, 2))
 
     def _is(self, *modes: int) -> Expr:
         """1 in these modes, else 0."""
@@ -126,63 +128,66 @@ class Model:
 
     def _size(self) -> None:
         """Everything that follows from the variables; kernels use the same formulas."""
-        spec, tiling, G = self.spec, self.tiling, self.spec.definition.num_gates
-        self.PM = self.UB // (tiling.group * self.WM)
-        self.KS = maximum(1, self.D // (16 * self.WK))
+        self.rows = self.BT
         self.warps = self.WM * self.WK
         self.all_warps = self.warps + self.AUX
-        self.rows = self.BT * self.NB
-        self.ntile = self.PM * self.NB
-        self.tpo = ceil_div(self.ntile, self.WK)  # tiles whose pointwise part one warp owns
-        self.groups = ceil_div(self.batch, self.rows) * (spec.num_directions * spec.num_heads)
+        self.groups = ceil_div(self.batch, self.rows) * (self.spec.num_directions * self.spec.num_heads)
         self.blocks = self.groups * (self.D // self.UB)
-        self.k_split = Table(lambda wk: int(wk > 1), self.WK)
-        # Columns of a lane with a batch row: up to 4 rows use every second column, so that each lane owns one.
-        self.columns = Table(lambda bt, nb: 1 if nb == 1 and bt <= 4 else 2, self.BT, self.NB)
-        units = tiling.group // 8  # per lane and tile
-        tile_registers = 4 * tiling.tiles
-        self.ring_in_registers = self._is(LOCAL) * (1 - self.AUX)
-        self.registers = (
-            self.PM * self.KR * tile_registers
-            + 2 * self.KS * self.NB
-            + self.ntile * (self.SPL * tile_registers + tiling.kept_registers)
-            + self.ring_in_registers * self.PF * self.ntile * self.columns * (units * G) // 2
-            + 72
-        )
-        self.weight_bytes = self.warps * self.PM * maximum(0, self.KS - self.KR) * (512 * tiling.tiles)
-        ring = self.PF * (
-            self.AUX * self.rows * self.D * (2 * G)
-            + (1 - self.AUX) * self._is(CLUSTER, GRID) * self.tpo * self.warps * (32 * units * G * 4)
-        )
-        self.shared = (
-            2 * self.rows * (2 * self.D + 64) * self._is(LOCAL, CLUSTER)  # h, two buffers, conflict-free pitch
-            + ring
-            + self.k_split * 2 * self.WM * self.ntile * self.WK * (512 * tiling.tiles)  # partial sums, two buffers
-            + self.weight_bytes
-            + 128  # barriers
-        )
+        if self.fma:
+            fma_model.size(self)
+        else:
+            self._size_tiles()
         on_chip = self._is(LOCAL, CLUSTER, GRID)
         self.sizes = {
             "num_blocks": self.blocks * on_chip,
             "threads_per_block": 32 * self.all_warps * on_chip,
             "registers_per_thread": self.registers * on_chip,
             "shared_memory_bytes": self.shared * on_chip,
-            "weight_bytes_in_registers": self.warps * self.PM * self.KR * (512 * tiling.tiles) * on_chip,
+            "weight_bytes_in_registers": self.weight_registers * self.warps * 128 * on_chip,
         }
+
+    def _size_tiles(self) -> None:
+        tiling, G = self.tiling, self.spec.definition.num_gates
+        self.PM = self.UB // (tiling.group * self.WM)
+        self.KS = maximum(1, self.D // (16 * self.WK))
+        self.tpo = ceil_div(self.PM, self.WK)  # tiles whose pointwise part one warp owns
+        self.k_split = Table(lambda wk: int(wk > 1), self.WK)
+        # Columns of a lane with a batch row: up to 4 rows use every second column, so that each lane owns one.
+        self.columns = Table(lambda bt: 1 if bt <= 4 else 2, self.BT)
+        units = tiling.group // 8  # per lane and tile
+        tile_registers = 4 * tiling.tiles
+        self.weight_registers = self.PM * self.KR * tile_registers
+        self.registers = (
+            self.weight_registers
+            + 2 * self.KS
+            + self.PM * (self.SPL * tile_registers + tiling.kept_registers)
+            + 72
+        )  # fmt: skip
+        self.weight_bytes = self.warps * self.PM * maximum(0, self.KS - self.KR) * (512 * tiling.tiles)
+        stage = self._is(LOCAL) * self.rows * (self.D * (2 * G) + (96 if G == 3 else 32))  # rows in different banks
+        stage += self._is(CLUSTER, GRID) * self.tpo * self.warps * (32 * units * G * 4)
+        self.shared = (
+            2 * self.rows * (2 * self.D + 64) * self._is(LOCAL, CLUSTER)  # h, two buffers, conflict-free pitch
+            + self.PF * stage
+            + self.k_split * 2 * self.WM * self.PM * self.WK * (512 * tiling.tiles)  # partial sums, two buffers
+            + self.weight_bytes
+            + 128  # barriers
+        )
 
     def _constrain(self) -> None:
         gpu, need, group = self.gpu, self.problem.require, self.tiling.group
-        gates = self.spec.definition.num_gates
         cluster, grid, local, alternating = (self.mode == m for m in (CLUSTER, GRID, LOCAL, ALTERNATING))
         not_cluster, not_grid, not_local = self.mode != CLUSTER, self.mode != GRID, self.mode != LOCAL
 
         def on_chip(*parts: Constraint) -> Constraint:
             return any_of(alternating, all_of(*parts))
 
-        if self.spec.dtype == "float32" or gpu.compute_capability < 80:
+        if gpu.compute_capability < 80:
             need("tensor_core_dtype", alternating)
+        elif self.fma:
+            need("tensor_core_dtype", not_grid)
         plain = {self.D: self.problem.domains[1][0], self.UB: 8, self.WM: 1, self.KR: 0, self.PF: 2}
-        ones = (self.CL, self.BT, self.NB, self.WK, self.REP, self.SPL)
+        ones = (self.CL, self.BT, self.WK, self.REP, self.SPL)
         idle = [v == value for v, value in plain.items()] + [v == 1 for v in ones] + [self.AUX == 0]
         need("alternating_has_no_tiles", any_of(self.mode != ALTERNATING, all_of(*idle)))
         need("cluster_support", any_of(not_cluster, Table(gpu.resident_clusters, self.CL) >= 1))
@@ -190,53 +195,70 @@ class Model:
         need("cluster_is_one_head", any_of(not_cluster, self.CL * self.UB == self.D))
         need("cluster_size_outside_clusters", any_of(cluster, self.CL == 1))
         need("local_is_one_block", any_of(not_local, self.UB == self.D))
-        need("local_weights_in_registers", any_of(not_local, all_of(self.KR == self.KS, self.WK == 1)))
-        need("whole_unit_groups", on_chip(divides(group, self.UB)))
+        largest = 128 if self.fma else 64
+        need("local_tested_range", any_of(not_local, largest >= self.D))
+        need("grid_head", any_of(not_grid, self.D <= LARGEST_GRID_HEAD))
+        head_blocks = self.D // self.UB
+        need("grid_residency", any_of(not_grid, head_blocks <= gpu.sms))
         need("whole_blocks", on_chip(divides(self.UB, self.D)))
-        need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
-        need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
         need("at_most_8_warps", self.warps <= 8)
-        need("second_tile_after_a_full_one", any_of(self.NB == 1, self.BT == 8))
         need("no_empty_rows", self.rows <= 2 * self.batch - 1)
-        need("grid_residency", any_of(not_grid, self.blocks <= gpu.sms))
-        need("register_k_steps_exist", on_chip(self.KR <= self.KS))
         fits = [all_of(self.all_warps <= w, self.registers <= r) for w, r in _register_limits(gpu)]
         need("registers", on_chip(any_of(*fits)))
         need("shared_memory", on_chip(self.shared <= gpu.smem_per_block))
-        row_bytes = self.spec.head_dim * gates * 2
-        tma = [not_cluster, not_grid, self.D * (gates * 2) <= 256 * 4, divides(128, self.rows * self.D * (gates * 2))]
-        if gpu.compute_capability < 90 or row_bytes % 16:
-            tma = [self.AUX == 0]
-        need("tma_box", any_of(self.AUX == 0, all_of(*tma)))
-        in_registers = all_of(local, self.AUX == 0)
-        deep = any_of(not_local, self.AUX == 1)
-        need("ring_depth", on_chip(any_of(all_of(in_registers, self.PF == 2), all_of(deep, self.PF >= 4))))
-        need("replicas", any_of(self.REP == 1, all_of(grid, self.NB == 1, self.REP * self.BT <= 8)))
+        feeds = any_of(not_local, self.AUX == 1) if not self.fma else self.AUX == 0
+        need("spare_warp", all_of(feeds, any_of(local, self.AUX == 0)))
+        need("ring_depth", on_chip(self.PF >= 4, any_of(local, self.PF <= 8)))
+        if self.fma:
+            fma_model.constrain(self)
+            return
+        need("local_weights_in_registers", any_of(not_local, all_of(self.KR == self.KS, self.WK == 1)))
+        need("whole_unit_groups", on_chip(divides(group, self.UB)))
+        need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
+        need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
+        need("register_k_steps_exist", on_chip(self.KR <= self.KS))
+        need("replicas", any_of(self.REP == 1, all_of(grid, self.REP * self.BT <= 8)))
 
     def _cost(self) -> None:
         """Hundredths of a cycle per step, by cause."""
+        on_chip, is_alternating = self._is(LOCAL, CLUSTER, GRID), self._is(ALTERNATING)
+        waves, terms = fma_model.cost(self) if self.fma else self._cost_of_tiles()
+        alternating = self._alternating()
+        self.terms = {name: on_chip * waves * term for name, term in terms.items()}
+        self.terms |= {name: is_alternating * value for name, value in alternating.items()}
+        # The sum of the terms, factored: the search evaluates it at every branch.
+        self.objective = on_chip * waves * sum(terms.values(), start=wrap(0)) + is_alternating * sum(
+            alternating.values()
+        )
+
+    def _cost_of_tiles(self) -> tuple[Expr, dict[str, Expr]]:
+        """(waves, parts of one wave) on tensor cores."""
         gpu, spec, tiling = self.gpu, self.spec, self.tiling
         cycle = 100
         issue = max(610, 100 * 8192 // gpu.tensor_macs)  # per m16n8k16 and sub-partition; 6.1 cycles on an H200
         units = tiling.group // 8
         activations = tiling.activations[spec.dtype == "float16"] * units
         local, clustered = self._is(LOCAL), self._is(CLUSTER)
-        on_chip = self._is(LOCAL, CLUSTER, GRID)
 
         partitions = minimum(4, self.warps)
-        products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16) * self.NB, partitions)
-        chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.NB * self.SPL)
+        products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16), partitions)
+        chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
         tensor = products * maximum(issue, 24 * cycle // chains)
-        pointwise = (
-            maximum(self.tpo, ceil_div(self.WM * self.ntile, partitions)) * self.columns * activations * 8 * cycle
-        )
+        pointwise = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) * self.columns * activations * 8 * cycle
         # Local blocks are independent: several share an SM, and what does not fit waits.
         resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * self.registers),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
         load = ceil_div(self.blocks, gpu.sms)
         sharing = 1 + local * (minimum(load, resident) - 1)
         clusters = Table(lambda cl: max(1, gpu.resident_clusters(cl)), self.CL)
-        waves = 1 + local * (ceil_div(load, resident) - 1) + clustered * (ceil_div(self.groups, clusters) - 1)
+        # The grid mode runs as many heads' tiles at once as the device has SMs for, one launch after the other.
+        at_once = Table(lambda d, ub: max(1, gpu.sms * ub // d), self.D, self.UB)
+        waves = (
+            1
+            + local * (ceil_div(load, resident) - 1)
+            + clustered * (ceil_div(self.groups, clusters) - 1)
+            + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
+        )
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         beyond = maximum(0, self.rows * self.UB // 8 - 8) * self.CL
@@ -249,27 +271,20 @@ class Model:
             grid_base + packets * self.WM * (16 * cycle) // 128  # each row warp polls all of h
         )
         in_registers = tensor * minimum(self.KR, self.KS) // self.KS
-        feed = local * (self.AUX * 20 * cycle + (1 - self.AUX) * (self.rows - 1) * 10 * cycle)
         wide = local * minimum(1, self.PM * self.KS * tiling.tiles // 32) * 100 * cycle
         fixed = 24 + 60 + tiling.latency
-        terms = {
+        return waves, {
             "exchange of h between blocks": exchange,
             "tensor cores": tensor * sharing,
             "reading R from shared memory": maximum(0, self.weight_bytes * cycle // 128 - in_registers),
             "adding up the split of D": self.k_split * 90 * cycle,
             "special functions": pointwise * sharing,
-            "latency of one step": (local * 53 + (1 - local) * 60 + fixed) * cycle,
-            "feeding wx": feed,
+            "latency of one step": (local * 103 + (1 - local) * 60 + fixed) * cycle,
+            "feeding wx": local * 20 * cycle,
+            "two rows per lane": local * (self.columns - 1) * 110 * cycle,
             "register pressure": wide,
             "accumulator sets": (self.SPL - 1) * 2 * cycle,
         }
-        alternating, is_alternating = self._alternating(), self._is(ALTERNATING)
-        self.terms = {name: on_chip * waves * term for name, term in terms.items()}
-        self.terms |= {name: is_alternating * value for name, value in alternating.items()}
-        # The sum of the terms, factored: the search evaluates it at every branch.
-        self.objective = on_chip * waves * sum(terms.values(), start=wrap(0)) + is_alternating * sum(
-            alternating.values()
-        )
 
     def _alternating(self) -> dict[str, int]:
         """Launches, then memory or arithmetic, whichever takes longer. Rough: not measured for these kernels."""

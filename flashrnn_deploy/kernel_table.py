@@ -7,17 +7,14 @@ which every build holds and which fits any size. Nothing here needs a GPU or a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from flashrnn_deploy import kernel_config
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.expressions import all_of, any_of
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig, Solution
-from flashrnn_deploy.kernel_model import GRID, LOCAL, MODES, Model
 from flashrnn_deploy.op import RNNSpec
-from flashrnn_deploy.solver import minimize
 
 BATCHES = (1, 4, 16, 64)
 """Batch sizes that configurations are chosen for by default; each serves the batches above the one before it."""
@@ -27,7 +24,6 @@ HEADER = "// Kernels of this build, one a line (plugins/kernels/cuda/config.h). 
 KEYS = ("cell", "dtype", "compute_capability", "min_batch", "max_batch", "clips")
 FIELDS = (*KEYS, *(f.name for f in fields(KernelConfig)))
 """The values of one line, in order."""
-_RING = 8  # steps of wx that the local mode's spare warp keeps in flight
 
 
 @dataclass(frozen=True)
@@ -64,23 +60,6 @@ class Choice:
         return dict(zip(KEYS, values, strict=True)) | asdict(self.solution.config)
 
 
-def choose(spec: RNNSpec, batch: int, gpu: GPU) -> Solution:
-    """As ``kernel_config.solve``, within what the kernels offer: no grid mode, one tile per block.
-
-    The kernel of the local mode is always fed by a spare warp, with 8 steps in flight, and is tested up to 64 units.
-    """
-    model = Model(spec, batch, gpu)
-    small = any_of(model.mode != LOCAL, model.D <= 64)
-    model.problem.require("is_written", all_of(model.mode != GRID, model.NB == 1, model.REP == 1, small))
-    result = minimize(model.problem, model.objective)
-    if result is None:  # a bug: the alternating mode is always there
-        raise AssertionError(f"no configuration for {spec} on {gpu.name}")
-    config = KernelConfig(**(result.values | {"mode": MODES[result.values["mode"]]}))  # type: ignore[arg-type]
-    if config.mode == "local":
-        config = replace(config, spare_warp=1, ring_depth=_RING)
-    return kernel_config.predict(spec, batch, gpu, config)
-
-
 def plan(layers: Sequence[Layer], gpus: Sequence[GPU], batches: Iterable[int] = BATCHES) -> list[Choice]:
     """A configuration for each layer, GPU and batch bucket.
 
@@ -114,7 +93,7 @@ def plan(layers: Sequence[Layer], gpus: Sequence[GPU], batches: Iterable[int] = 
 
 def _shared(members: Sequence[tuple[Layer, GPU]], batch: int) -> list[Solution]:
     different = list(dict.fromkeys((layer.spec, gpu) for layer, gpu in members))
-    best = dict.fromkeys(choose(spec, batch, gpu).config for spec, gpu in different)
+    best = dict.fromkeys(kernel_config.solve(spec, batch, gpu).config for spec, gpu in different)
 
     def predict(config: KernelConfig) -> list[Solution]:
         return [kernel_config.predict(layer.spec, batch, gpu, config) for layer, gpu in members]

@@ -11,7 +11,8 @@ import pytest
 from flashrnn_deploy import gpus, kernel_config
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.kernel_config import KernelConfig, candidates, check, predict, solve
-from flashrnn_deploy.kernel_model import MODES, Model
+from flashrnn_deploy.kernel_model import Model
+from flashrnn_deploy.modes import MODES
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.solver import minimize
 
@@ -22,15 +23,15 @@ def spec(cell="lstm", heads=1, head_dim=64, dtype="bfloat16", **more):
     return RNNSpec(cell, heads, head_dim, dtype=dtype, **more)
 
 
-def config(mode, D, UB, BT, WM, WK, KR, SPL=1, PF=8, REP=1, AUX=0, NB=1):
-    return KernelConfig(mode, D, D // UB if mode == "cluster" else 1, UB, BT, NB, WM, WK, KR, SPL, PF, REP, AUX)
+def config(mode, D, UB, BT, WM, WK, KR, SPL=1, PF=8, REP=1, AUX=0):
+    return KernelConfig(mode, D, D // UB if mode == "cluster" else 1, UB, BT, 1, WM, WK, KR, SPL, PF, REP, AUX)
 
 
 # Measured on an H200: bfloat16 LSTM, T = 1024, us per step, with the configuration that was measured.
 MEASURED = {
-    (1, 64, 1): (0.171, config("local", 64, 64, 1, 8, 1, 4, PF=2)),
-    (12, 64, 16): (0.182, config("local", 64, 64, 4, 4, 1, 4, AUX=1)),
-    (12, 64, 64): (0.233, config("local", 64, 64, 4, 4, 1, 4, AUX=1)),
+    (1, 64, 1): (0.190, config("local", 64, 64, 1, 4, 1, 4, PF=16, AUX=1)),
+    (12, 64, 16): (0.199, config("local", 64, 64, 2, 4, 1, 4, PF=16, AUX=1)),
+    (12, 64, 64): (0.267, config("local", 64, 64, 4, 4, 1, 4, PF=16, AUX=1)),
     (1, 128, 1): (0.333, config("cluster", 128, 32, 1, 4, 1, 8, SPL=2)),
     (1, 128, 16): (0.346, config("cluster", 128, 32, 4, 4, 1, 8, SPL=2)),
     (6, 128, 16): (0.366, config("cluster", 128, 32, 4, 4, 1, 8, SPL=2)),
@@ -72,15 +73,82 @@ def test_the_choice_is_as_measured(shape, measured):
     assert solution.predicted_step_us <= own.predicted_step_us, "the optimum is no worse than a feasible configuration"
 
 
+# float32, the same way: (cell, heads, head_dim, batch) and the configuration.
+MEASURED_FLOAT = {
+    ("lstm", 1, 64, 1): (0.284, config("local", 64, 64, 1, 4, 1, 4)),
+    ("lstm", 12, 64, 16): (0.381, config("local", 64, 64, 2, 4, 1, 4)),
+    ("lstm", 1, 128, 1): (0.389, config("cluster", 128, 32, 1, 4, 1, 8)),
+    ("lstm", 6, 128, 16): (0.724, config("cluster", 128, 64, 2, 8, 1, 8)),
+    ("lstm", 1, 256, 1): (0.536, config("cluster", 256, 16, 1, 4, 1, 16)),
+    ("lstm", 1, 256, 16): (0.861, config("cluster", 256, 32, 2, 8, 1, 16)),
+    ("lstm", 3, 256, 16): (1.376, config("cluster", 256, 32, 4, 8, 1, 16)),
+    ("lstm", 1, 512, 1): (1.004, config("cluster", 512, 32, 1, 8, 1, 24)),
+    ("lstm", 1, 512, 16): (2.549, config("cluster", 512, 32, 4, 8, 1, 16)),
+    ("slstm", 1, 256, 1): (0.576, config("cluster", 256, 16, 1, 4, 1, 16)),
+    ("gru", 1, 64, 1): (0.234, config("local", 64, 64, 1, 4, 1, 4)),
+    ("gru", 1, 256, 1): (0.452, config("cluster", 256, 32, 1, 4, 1, 16)),
+    ("gru", 1, 512, 16): (2.070, config("cluster", 512, 32, 4, 8, 1, 24)),
+    ("elman", 1, 64, 1): (0.179, config("local", 64, 64, 1, 2, 1, 4)),
+    ("elman", 1, 512, 1): (0.507, config("cluster", 512, 32, 1, 4, 1, 32)),
+}
+
+
+@pytest.mark.parametrize(("shape", "measured"), MEASURED_FLOAT.items(), ids=lambda v: "-".join(map(str, v[:4])))
+def test_the_model_meets_measured_float32_kernels(shape, measured):
+    cell, heads, head_dim, batch = shape
+    layer = spec(cell, heads, head_dim, "float32")
+    own = predict(layer, batch, H200, measured[1])
+    assert own.predicted_step_us == pytest.approx(measured[0], rel=0.12)
+    assert not own.estimate
+    assert [name for name, held in check(layer, batch, H200, measured[1]).items() if not held] == []
+    assert solve(layer, batch, H200).predicted_step_us <= own.predicted_step_us
+
+
+def test_float32_has_constraints_of_its_own():
+    layer = spec(head_dim=256, dtype="float32")
+    good = MEASURED_FLOAT["lstm", 1, 256, 16][1]
+    assert all(check(layer, 16, H200, good).values())
+    changes = {
+        "whole_slices": {"units_per_block": 24},
+        "whole_vectors": {"register_k_steps": 14},
+        "one_pair_per_lane": {"row_warps": 1, "batch_tile": 2},
+        "whole_messages": {"units_per_block": 16},
+        "register_k_steps_exist": {"register_k_steps": 18},
+        "registers": {"row_warps": 2},
+        "spare_warp": {"spare_warp": 1},
+        "tensor_core_dtype": {"mode": "grid"},
+    }
+    for name, change in changes.items():
+        assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name
+
+
+def test_what_solve_prints_can_be_compiled():
+    """What config.h and the kernels assert, of the choices of random layers."""
+    rng = random.Random(3)
+    for _ in range(60):
+        layer, batch, gpu = random_case(rng)
+        chosen = solve(layer, batch, gpu).config
+        if chosen.mode == "alternating":
+            continue
+        fma = layer.dtype == "float32"
+        assert chosen.tiles_per_block == 1
+        assert chosen.spare_warp == (chosen.mode == "local" and not fma)
+        assert chosen.ring_depth >= 4
+        assert chosen.mode != "local" or chosen.padded_head_dim <= (128 if fma else 64)
+        assert not fma or (chosen.k_warps, chosen.accumulator_sets, chosen.replicas) == (1, 1, 1)
+
+
 def test_sizes_by_hand():
     """Bytes added up for three measured kernels: h, ring of wx, partial sums, R, barriers."""
 
     def shared(shape):
         return predict(spec(heads=shape[0], head_dim=shape[1]), shape[2], H200, MEASURED[shape][1]).sizes
 
-    local = shared((12, 64, 16))  # the ring holds 8 TMA boxes of 4 rows x 64 units x 4 gates x 2 bytes
-    assert local["shared_memory_bytes"] == 2 * 4 * (2 * 64 + 64) + 8 * 4 * 64 * 4 * 2 + 128
-    assert (local["num_blocks"], local["threads_per_block"], local["weight_bytes_in_registers"]) == (48, 160, 8 * 64**2)
+    local = shared(
+        (12, 64, 16)
+    )  # the ring holds 16 steps of 2 rows x 64 units x 4 gates x 2 bytes, rows 32 bytes apart
+    assert local["shared_memory_bytes"] == 2 * 2 * (2 * 64 + 64) + 16 * 2 * (64 * 4 * 2 + 32) + 128
+    assert (local["num_blocks"], local["threads_per_block"], local["weight_bytes_in_registers"]) == (96, 160, 8 * 64**2)
     cluster = shared((1, 256, 16))
     assert cluster["shared_memory_bytes"] == 2 * 2 * (2 * 256 + 64) + 8 * 128 * 16 + 128
     grid = shared((1, 2048, 8))  # 8 of 16 k-steps of R are in shared memory
@@ -109,7 +177,8 @@ def test_200_random_layers_and_gpus_have_a_solution_that_satisfies_every_constra
         assert 0 < solution.predicted_step_us < 1e5
         assert solution.sizes["shared_memory_bytes"] <= gpu.smem_per_block
         assert solution.sizes["registers_per_thread"] <= 255
-        assert solution.config.mode != "grid" or solution.sizes["num_blocks"] <= gpu.sms
+        config = solution.config
+        assert config.mode != "grid" or config.padded_head_dim // config.units_per_block <= gpu.sms
         modes.add(solution.config.mode)
     assert modes == set(MODES), "the sample reaches every mode"
 
@@ -168,19 +237,18 @@ def test_one_broken_variable_breaks_a_named_constraint():
         "whole_blocks": {"units_per_block": 24},
         "whole_row_warps": {"row_warps": 4},
         "at_most_8_warps": {"row_warps": 2},
-        "grid_residency": {"batch_tile": 4},
         "registers": {"accumulator_sets": 2, "units_per_block": 32},
         "shared_memory": {"register_k_steps": 0, "units_per_block": 64},
         "register_k_steps_exist": {"register_k_steps": 10},
         "replicas": {"replicas": 2},
-        "tma_box": {"spare_warp": 1},
+        "spare_warp": {"spare_warp": 1},
         "ring_depth": {"ring_depth": 2},
-        "second_tile_after_a_full_one": {"tiles_per_block": 2, "batch_tile": 4},
         "cluster_size_outside_clusters": {"cluster_size": 2},
         "cluster_is_one_head": {"mode": "cluster"},
         "cluster_measured_range": {"mode": "cluster"},
         "cluster_support": {"mode": "cluster"},
         "local_is_one_block": {"mode": "local"},
+        "local_tested_range": {"mode": "local"},
         "local_weights_in_registers": {"mode": "local"},
         "alternating_has_no_tiles": {"mode": "alternating"},
         "whole_k_steps": {"padded_head_dim": 1056},
@@ -188,6 +256,9 @@ def test_one_broken_variable_breaks_a_named_constraint():
     for name, change in changes.items():
         assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name
     assert not check(layer, 4, H200, good)["no_empty_rows"]
+    beyond = config("grid", 2048, 8, 1, 1, 8, 8)  # 256 blocks
+    assert not check(spec(head_dim=2048), 1, H200, beyond)["grid_residency"]
+    assert not check(spec(head_dim=8192), 1, H200, config("grid", 8192, 64, 1, 1, 8, 8))["grid_head"]
     assert not check(spec("gru", head_dim=1024), 16, H200, KernelConfig(**(vars(good) | {"units_per_block": 8})))[
         "whole_unit_groups"
     ]
@@ -195,7 +266,9 @@ def test_one_broken_variable_breaks_a_named_constraint():
 
 
 def test_every_constraint_is_documented_and_every_documented_one_exists():
-    names = {"not_listed_before", *kernel_config.constraints(spec(dtype="float32"), 1, H200)}
+    names = {"not_listed_before"}
+    for dtype in ("float32", "bfloat16"):
+        names |= set(kernel_config.constraints(spec(dtype=dtype), 1, H200))
     text = (Path(__file__).parents[1] / "docs" / "solver.md").read_text(encoding="utf-8")
     table = text.split("## Constraints")[1].split("\n## ")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == names
@@ -203,12 +276,13 @@ def test_every_constraint_is_documented_and_every_documented_one_exists():
 
 def test_modes_that_a_device_lacks():
     assert solve(spec(), 1, gpus.GPUS["t4"]).config.mode == "alternating"
-    assert solve(spec(dtype="float32"), 1, H200).config.mode == "alternating"
+    assert solve(spec(dtype="float32"), 1, gpus.GPUS["t4"]).config.mode == "alternating"
+    assert solve(spec(head_dim=128, dtype="float32"), 1, gpus.GPUS["a100"]).config.mode == "local"
     assert solve(spec(head_dim=256), 1, gpus.GPUS["a100"]).config.mode == "grid"
     for gpu in gpus.GPUS.values():
         for solution in candidates(spec(head_dim=128), 4, gpu, 5):
             assert gpu.compute_capability >= 90 or solution.config.mode != "cluster"
-            assert gpu.compute_capability >= 90 or not solution.config.spare_warp
+            assert solution.config.spare_warp == (solution.config.mode == "local")
 
 
 def test_directions_and_heads_are_more_blocks():

@@ -1,0 +1,89 @@
+"""The float32 kernels for the solver: sizes, constraints and cost of products on the FMA units.
+
+A lane multiplies ``UNITS`` units, all gates, with one of S interleaved slices of D, S = 32 WM units / UB; butterflies
+add the slices up and leave each (unit, batch) pair with S / (units BT) lanes, which all compute its step. So more
+warps than the registers need are a loss. TF32, which the tensor cores offer, keeps 10 bits of mantissa and misses the
+tolerance.
+
+Costs are in cycles of an H200, fitted to 110 measured kernels of the four cells (head_dims 64 to 512, clusters of 1 to
+16, batch tiles 1 to 4): the worst is off by 9 %, the mean by 3 %.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from flashrnn_deploy.expressions import Expr, Table, all_of, any_of, ceil_div, divides, maximum, minimum
+from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS
+
+if TYPE_CHECKING:
+    from flashrnn_deploy.kernel_model import Model
+
+ACTIVATIONS = {"lstm": 5, "slstm": 6, "gru": 3, "elman": 1}
+"""Activations on the critical path or beside it, per (unit, batch) pair."""
+
+
+def units_per_lane(num_gates: int) -> int:
+    """``fma_units`` of plugins/kernels/cuda/config.h."""
+    return 4 if num_gates == 1 else 2
+
+
+def slices(units: int, units_per_block: int, row_warps: int) -> int:
+    """Lanes that share D; 0 where they are not a power of two inside a warp."""
+    count, rest = divmod(32 * row_warps * units, units_per_block)
+    return count if not rest and count in (1, 2, 4, 8, 16, 32) else 0
+
+
+def size(m: Model) -> None:
+    """Sets slices, registers per lane, and bytes of shared memory."""
+    definition = m.spec.definition
+    G, units = definition.num_gates, units_per_lane(definition.num_gates)
+    m.slices = Table(lambda ub, wm: max(1, slices(units, ub, wm)), m.UB, m.WM)
+    m.weight_registers = m.KR * m.UB * G // (m.WM * 2)  # KR / S vectors of 16 floats for each gate of each unit
+    # Loads of R in flight take more where a tile has more than one row.
+    loads = Table(lambda bt, kr, d: 22 * (bt > 1 and 16 * kr < d), m.BT, m.KR, m.D)
+    m.registers = m.weight_registers + m.BT * (units * G + 4) + loads + (46 + 2 * definition.num_states)
+    m.weight_bytes = maximum(0, m.D - m.KR * 16) * m.UB * (4 * G)
+    m.shared = m.BT * m.D * 8 + m.PF * m.WM * (128 * G) + m.weight_bytes + 128  # h twice, ring of wx, R, barriers
+
+
+def constrain(m: Model) -> None:
+    """What holds in float32 alone."""
+    need, units = m.problem.require, units_per_lane(m.spec.definition.num_gates)
+    alternating = m.mode == ALTERNATING
+    whole = Table(lambda ub, wm: int(slices(units, ub, wm) > 0), m.UB, m.WM)
+    need("whole_slices", any_of(alternating, whole == 1))
+    need("whole_vectors", any_of(alternating, all_of(divides(m.slices * 4, m.D), divides(m.slices, m.KR * 4))))
+    need("one_pair_per_lane", any_of(alternating, m.BT * units <= m.slices))
+    need("whole_messages", any_of(m.mode != CLUSTER, divides(m.WM * 4, m.UB)))
+    need("register_k_steps_exist", any_of(alternating, m.KR * 16 <= m.D))
+
+
+def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
+    """(waves, parts of one wave in hundredths of a cycle per step) of the local and the cluster mode."""
+    gpu, cell, G = m.gpu, m.spec.cell, m.spec.definition.num_gates
+    units = units_per_lane(G)
+    partitions = minimum(4, m.WM)
+    at_once = minimum(gpu.registers_per_sm // (32 * m.WM * m.registers), gpu.smem_per_sm // (m.shared + 1024))
+    resident = maximum(1, at_once)  # blocks of one SM: they share its units
+    places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), m.CL)
+    sharing = minimum(ceil_div(m.groups, places), resident)
+    shuffles = Table(lambda ub, wm, bt: _shuffles(slices(units, ub, wm), units * bt, G), m.UB, m.WM, m.BT)
+    rounds = Table(lambda ub, wm: max(1, slices(units, ub, wm)).bit_length() - 1, m.UB, m.WM)
+    exchange = Table(lambda cl: 17200 if cl == 1 else round(CLUSTER_EXCHANGE_NS[cl] * 198 * 0.76), m.CL)
+    messages = Table(lambda mode: int(mode == CLUSTER), m.mode) * m.BT
+    latency = 1500 * ACTIVATIONS[cell] + 3800 * (cell == "slstm")
+    return ceil_div(m.groups, places * resident), {
+        "products": m.UB * m.BT * m.D * (G * 97) // (32 * partitions) * sharing,
+        "reading h from shared memory": m.WM * m.BT * m.D * 20 // m.slices * sharing,
+        "reading R from shared memory": m.weight_bytes * 77 // 128 * sharing,
+        "adding up the slices of D": m.WM * shuffles * 230 * sharing + rounds * 3900,
+        "pointwise part": m.WM * 2200 // partitions * sharing + latency,
+        "exchange of h": exchange + messages * (m.D * 134 // 4 + m.UB * m.CL * 7600 // (128 * m.WM)),
+    }
+
+
+def _shuffles(lanes: int, items: int, gates: int) -> int:
+    """Per warp: halving rounds until each lane has one item, then full ones."""
+    return gates * (items - 1 + round(math.log2(max(1, lanes // items)))) if lanes else 0
