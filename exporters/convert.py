@@ -23,7 +23,7 @@ from flashrnn_deploy.exporters.onnx_files import Weights
 from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, is_batch_first, is_onnx_rnn, located_nodes, why_left
 from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_opset
 from flashrnn_deploy.exporters.onnx_rewrite import Row, Shared, rewrite_scope
-from flashrnn_deploy.exporters.onnx_scope import make_scopes
+from flashrnn_deploy.exporters.onnx_scope import check_names, make_scopes
 from flashrnn_deploy.exporters.onnx_shapes import correct_shapes
 from flashrnn_deploy.exporters.states import (
     AXES_KEY,
@@ -80,6 +80,8 @@ def convert_file(
             _copy(source, draft)
         for file in sorted(folder.iterdir(), reverse=True):  # the data file first: a model never lacks its weights
             os.replace(file, output.with_name(file.name))
+    if expose_states and not facts["states"] and not facts["states_kept"]:
+        facts["notes"].append("no state to expose: no FlashRNN node starts from zeros of its own")
     counts = {action: sum(row.action == action for row in rows) for action in ("rewritten", "left")}
     if copied:
         nothing = "no LSTM, GRU or RNN node" if not rows else "nothing was rewritten"
@@ -105,6 +107,7 @@ def _draft(
         return rows, facts
     check_meaning(model)
     try:
+        check_names(model.graph)
         done, rows, new_facts = _convert(source, model, weights, target, expose)
     except LeftAlone as reason:
         return _all_left(rows, str(reason)), facts
@@ -179,9 +182,13 @@ def _convert(
         initialized = {t.name for t in raised.graph.initializer}
         delete_where(raised.graph.input, lambda value: value.name in initialized)
         raised.ir_version = 4
+    if all(entry.domain for entry in raised.opset_import):  # spelled "ai.onnx", which ONNX's evaluator does not read
+        raised.opset_import.add(domain="", version=target)
     shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
     scopes = make_scopes(raised, weights)
-    rows = [row for scope in scopes for row in rewrite_scope(scope, shared)]
+    # Inner graphs first: rewriting one copies its nodes, and with them the graphs inside.
+    done = [rewrite_scope(scope, shared) for scope in reversed(scopes)]
+    rows = [row for of_scope in reversed(done) for row in of_scope]
     for scope in scopes:  # scopes and their constants point at each other, see _draft
         scope.folded.clear()
     rows += _rows_in_functions(raised)

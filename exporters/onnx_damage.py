@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from flashrnn_deploy.cells import CELL_OF_OP
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.onnx_nodes import first_line
+from flashrnn_deploy.files import json_metadata
 from flashrnn_deploy.graph import walk_nodes
 from flashrnn_deploy.op import DOMAIN, INPUTS, OPSET_VERSION, OUTPUTS, attribute_names, attribute_type, is_flashrnn
 
@@ -76,6 +77,9 @@ def check_meaning(model: ModelProto) -> None:
     if len(versions) != 1 or versions[0] < 1:  # of two, readers differ in which one counts
         raise FlashRNNError(f"the model imports the opsets {versions} of the standard operators, not a single one")
     foreign = {entry.version for entry in model.opset_import if entry.domain == DOMAIN} - {OPSET_VERSION}
+    states, _ = json_metadata(model, "flashrnn.states"), json_metadata(model, "flashrnn.axes")
+    if not all(isinstance(output, str) for output in states.values()):
+        raise FlashRNNError(f"the model's metadata 'flashrnn.states' is not one output per input: {states}")
     strange = [f"imports version {version} of it" for version in foreign]
     strange += [
         f"has the {n.op_type} node '{n.name}'" for n in walk_nodes(model) if n.domain == DOMAIN and not _is_ours(n)

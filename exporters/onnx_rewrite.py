@@ -228,6 +228,8 @@ def _lengths(build: Builder, shared: Shared, scope: Scope, lens: Operand | None)
         return shared.lengths[scope]
     if isinstance(lens, str) and type_of(scope, lens)[0] == TensorProto.INT32:
         return lens
+    if isinstance(lens, Constant):  # an int64 "all steps" must not wrap around
+        lens = Constant(np.clip(lens.array, 0, FULL_LENGTH), lens.scope)
     return build.name(build.cast(lens, TensorProto.INT32, "sequence_lens"), "sequence_lens")
 
 

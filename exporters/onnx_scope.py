@@ -107,6 +107,25 @@ def make_scopes(model: ModelProto, weights: Weights) -> list[Scope]:
     return list(visit(model.graph, None, "main"))
 
 
+def check_names(graph: GraphProto, outside: frozenset[str] = frozenset()) -> None:
+    """Look for names that an inner graph defines although a graph around it has them too.
+
+    ONNX forbids that, and ONNX Runtime (1.32) runs some of these files with the outer value in place of the inner one:
+    whatever is made of such a file, some engine would compute other numbers than before.
+
+    Raises:
+        LeftAlone: there is one.
+    """
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    own |= {t.values.name for t in graph.sparse_initializer} | {o for n in graph.node for o in n.output if o}
+    if hidden := sorted(own & outside):
+        raise LeftAlone(f"graph '{graph.name}' hides the name '{hidden[0]}' of a graph around it, which ONNX forbids")
+    names = outside | own
+    for node in graph.node:
+        for _, inner in named_subgraphs(node):
+            check_names(inner, names)
+
+
 def home(scope: Scope | None, name: str) -> Scope | None:
     """The scope that defines a name, looking outwards."""
     while scope is not None and not (name in scope.inputs or name in scope.tensors or name in scope.producers):
