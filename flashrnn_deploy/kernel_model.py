@@ -98,6 +98,7 @@ class Model:
         self.problem = Problem()
         self.sizes: dict[str, Expr] = {}
         self.terms: dict[str, Expr] = {}
+        self.slices: Expr = wrap(1)  # of D, one a lane: float32
         self._declare()
         self._size()
         self._constrain()
