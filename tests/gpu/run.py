@@ -27,10 +27,12 @@ import torch  # noqa: E402
 from judge import judge, references, tensors  # noqa: E402
 from library import ALTERNATING, Library, build  # noqa: E402
 
+from flashrnn_deploy.op import DTYPES  # noqa: E402
+
 TOOLS = ("memcheck", "racecheck", "synccheck")
-# synccheck wants all warps of a block at one place in the code. In the local mode the spare warp meets the others at a
+# synccheck wants all warps of a block at one place in the code. The spare warp of the local mode meets the others at a
 # named barrier from a place of its own, which PTX allows: bar.sync goes by name and count.
-NOT_LOCAL = "synccheck"
+NOT_SPARE = "synccheck"
 
 
 class Log:
@@ -76,14 +78,15 @@ def table(lib: Library, log: Log, modes: Sequence[str], rows: int, seed: int) ->
     log(f"table of {count} rows, seed {seed}: largest error {worst:.2f} of what is allowed, {took:.0f} s", worst <= 1)
 
 
-def sanitize(folder: Path, log: Log, modes: Sequence[str]) -> None:
+def sanitize(folder: Path, log: Log, modes: Sequence[str], dtypes: Sequence[str]) -> None:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         log("compute-sanitizer is not on the path", False)
         return
     for name in TOOLS:
         command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small"]
-        command += ["--build", str(folder), "--modes", *modes, *["--without-local"] * (name == NOT_LOCAL)]
+        command += ["--build", str(folder), "--modes", *modes, "--dtypes", *dtypes]
+        command += ["--without-spare"] * (name == NOT_SPARE)
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)
@@ -91,13 +94,14 @@ def sanitize(folder: Path, log: Log, modes: Sequence[str]) -> None:
             print("\n".join(lines[:40]))
 
 
-def small(lib: Library, log: Log, without_local: bool) -> None:
+def small(lib: Library, log: Log, without_spare: bool) -> None:
     """A few short launches for the sanitizers: of each cell and mode both kinds of batch tile, and what clips."""
     seen: set[tuple[object, ...]] = set()
     for index, case in stress.samples(lib):
         row = lib.rows[index] if index != ALTERNATING else {}
-        kind = (row.get("cell"), row.get("mode"), row.get("k_warps"), row.get("batch_tile", 0) > 4, row.get("clips"))
-        if kind in seen or (without_local and row.get("mode") == "local"):
+        kind = (*map(row.get, ("cell", "mode", "k_warps", "clips")), row.get("batch_tile", 0) > 4)
+        kind += (row.get("dtype") == "float32",)
+        if kind in seen or (without_spare and row.get("spare_warp")):
             continue
         seen.add(kind)
         for T in (0, 5):
@@ -114,11 +118,13 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=300, help="rows of the table, at least the pairwise ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modes", nargs="*", default=pairs.MODES, help="build and test these only")
-    parser.add_argument("--without-local", action="store_true", help="with small: leave the local mode out")
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), help="kernels of these only; the table needs all")
+    parser.add_argument("--without-spare", action="store_true", help="with small: no kernels with a spare warp")
     parser.add_argument("--launches", type=int, default=1000)
     options = parser.parse_args()
     path = options.build / "libflashrnn_cuda_driver.so"
-    chosen = [row for row in configs.ROWS + grid_configs.ROWS if row["mode"] in options.modes]
+    rows = configs.ROWS + grid_configs.ROWS
+    chosen = [row for row in rows if row["mode"] in options.modes and row["dtype"] in options.dtypes]
     if options.what == "build" or not path.is_file():
         build(options.build, chosen)
     if options.what == "build":
@@ -126,13 +132,13 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     lib, log = Library(path, chosen), Log()
     if options.what == "small":
-        small(lib, log, options.without_local)
+        small(lib, log, options.without_spare)
     if options.what in ("table", "all"):
         table(lib, log, options.modes, options.rows, options.seed)
     if options.what in ("stress", "all"):
         stress.run(lib, log, options.launches)
     if options.what in ("sanitize", "all"):
-        sanitize(options.build, log, options.modes)
+        sanitize(options.build, log, options.modes, options.dtypes)
     print(f"{torch.cuda.get_device_name()}: {'all good' if not log.failed else f'{log.failed} failed'}")
     return int(log.failed > 0)
 
