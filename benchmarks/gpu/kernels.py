@@ -55,13 +55,13 @@ def median_us(run: Callable[[], Any], repeats: int = 15) -> float:
     return statistics.median(times[2:]) * 1000 / STEPS
 
 
-def measure(lib: Library, spec: RNNSpec, B: int) -> dict[str, Any]:
-    """One line of the table."""
+def measure(lib: Library, spec: RNNSpec, B: int, row: int | None = None) -> dict[str, Any]:
+    """One line of the table: the kernel that the library chooses, or a given one."""
     case = Case(spec, STEPS, B, seed=1)
     given = tensors(case)
     call = lib.call(spec, given)
-    row = lib.choose(call)
-    lib.launch(call)
+    row = lib.choose(call) if row is None else row
+    lib.launch(call, row)
     torch.cuda.synchronize()
     verdict = judge(case, *references(case, given), call.y, call.final_states)
     dtype, width = given["wx"].dtype, spec.num_directions * spec.hidden_size
@@ -71,7 +71,7 @@ def measure(lib: Library, spec: RNNSpec, B: int) -> dict[str, Any]:
 
     def with_gemm() -> None:
         torch.mm(x.flatten(0, 1), weight, out=out)
-        lib.launch(call)
+        lib.launch(call, row)
 
     line = {
         "cell": spec.cell,
@@ -81,7 +81,7 @@ def measure(lib: Library, spec: RNNSpec, B: int) -> dict[str, Any]:
         "N": spec.num_directions,
         "mode": "alternating" if row == ALTERNATING else lib.rows[row]["mode"],
         "error": max(verdict.y, verdict.states),
-        "us": median_us(lambda: lib.launch(call)),
+        "us": median_us(lambda: lib.launch(call, row)),
         "with_gemm_us": median_us(with_gemm),
     }
     return line | peers.measure(spec, B, STEPS, median_us)
