@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import engines
+import fake_tensorrt
 import models
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ from cpu_library import CACHE, ROOT, library, tool_environment
 from exported import rare
 from onnx import TensorProto, helper
 
+from flashrnn_deploy import gpus
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.cli import main
 from flashrnn_deploy.engine import api, network, sidecar
@@ -465,6 +467,57 @@ def test_not_installed(tmp_path: Path) -> None:
     ):
         command = [sys.executable, "-c", program, "", "build-engine", path, "-o", tmp_path / "m.engine", *options]
         refused(subprocess.run([*map(str, command)], capture_output=True, text=True), message)
+
+
+TOOL = """#!{python}
+import json, sys
+arguments = sys.argv[1:]
+output = arguments[arguments.index("-o") + 1]
+print("a line", flush=True)
+if "--workspace" in arguments:
+    print("error: the tool's reason", file=sys.stderr)
+    raise SystemExit(1)
+open(output, "w").write("engine")
+json.dump({{"arguments": arguments}}, open(output + ".json", "w"))
+"""
+
+
+def test_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TensorRT's Python module flashrnn_edge builds, at the shapes that the module would build for."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flashrnn_edge").write_text(TOOL.format(python=sys.executable))
+    (tmp_path / "bin" / "flashrnn_edge").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setattr(gpus, "get", lambda name: gpus.GPUS["h200"])
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    said: list[str] = []
+    report = build_engine(path, tmp_path / "m.engine", [Path("lib.so")], shapes=["time=1:2:3"], log=said.append)
+    assert said == ["a line"]
+    assert report["arguments"][:3] == ["build", str(path), "-o"]
+    assert report["arguments"][4:] == [
+        *("-v", "--plugin", "lib.so"),
+        *("--shape", "x=1x1x5:2x4x5:3x16x5", "--shape", "state0=2x1x1x16:2x1x4x16:2x1x16x16"),
+    ]
+    assert (tmp_path / "m.engine").read_text() == "engine"
+    assert (tmp_path / "m.engine.json").is_file()
+    refused(run(path, "-o", tmp_path / "x.engine", "--workspace", 1), "flashrnn_edge cannot build an engine of ")
+    refused(run(path, "-o", tmp_path / "x.engine", "--timing-cache", tmp_path / "t"), "--timing-cache needs TensorRT's")
+    two = ["--plugins", "a.so", "--plugins", "b.so"]
+    refused(run(path, "-o", tmp_path / "x.engine", *two), "takes one --plugins LIB")
+    assert not (tmp_path / "x.engine").exists()
+
+
+def test_another_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT, unlike TensorRT-RTX, builds for the GPU in the machine."""
+    plain = gpus.get
+    monkeypatch.setattr(gpus, "get", lambda name: gpus.GPUS["h200"] if name == "local" else plain(name))
+    fake_tensorrt.install(monkeypatch)
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    message = (
+        "--gpu l4: TensorRT builds for the GPU that it runs on, H200 SXM of compute capability 9.0, and l4 has 8.9"
+    )
+    refused(run(path, "-o", tmp_path / "m.engine", "--gpu", "l4"), message)
 
 
 @pytest.mark.usefixtures("rtx")

@@ -1,4 +1,4 @@
-"""The `build-engine` command: one ONNX file to one engine and its sidecar, through TensorRT's Python API."""
+"""The `build-engine` command: one ONNX file to one engine and its sidecar."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
 from flashrnn_deploy.engine.progress import make_monitor
+from flashrnn_deploy.engine.tool import build_with_tool, find_tool
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_file, new_files, printable
 from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, tensors_of
+
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all and the phase."""
 
 _MIB = 1 << 20
 
@@ -32,10 +36,10 @@ def build_engine(
     workspace: int | None = None,
     timing_cache: Path | None = None,
     rtx: bool = False,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = lambda done, total, what: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Build an engine of a model; write it and its sidecar.
+    """Build an engine of a model with TensorRT's Python module, or else with the C++ tool; write it and its sidecar.
 
     Args:
         path: the ONNX file.
@@ -64,9 +68,14 @@ def build_engine(
     if rtx and timing_cache is not None:
         raise FlashRNNError("--timing-cache: TensorRT-RTX measures nothing when it builds and keeps no such file")
     _check_output(output, [path, *plugins, *([timing_cache] if timing_cache else [])])
+    trt = _load(rtx)
+    tool = None if trt else find_tool()
+    if tool and timing_cache:
+        raise FlashRNNError(f"--timing-cache needs TensorRT's Python module, which is not installed; {tool} keeps none")
+    device = _device(rtx, gpu)
     with new_files(output.parent) as folder:
-        trt = api.load(rtx)
-        device = _device(trt, gpu)
+        if tool:
+            return build_with_tool(tool, path, folder / output.name, plugins, profiles, workspace, log)
         listener = api.make_log(trt)
         listener.listen = log
         builder = _builder(trt, listener)
@@ -79,14 +88,7 @@ def build_engine(
         cache = _use_cache(config, timing_cache, listener)
         network.constrain(trt, net, config, nodes)
         _add_profile(builder, config, net, profiles)
-        monitor = make_monitor(trt, listener, progress)
-        if monitor is not None:
-            config.progress_monitor = monitor
-        with api.interrupts(listener):
-            serialized = builder.build_serialized_network(net, config)
-        if serialized is None:
-            raise FlashRNNError(f"{_name(trt)} cannot build an engine of {path}: {listener.take()}")
-        data = bytes(serialized)
+        data = _serialize(trt, listener, builder, config, net, path, progress)
         inputs, outputs = network.tensors(net)
         report = sidecar.describe(
             data,
@@ -102,10 +104,22 @@ def build_engine(
         (folder / output.name).write_bytes(data)
         text = json.dumps(report, indent=2) + "\n"
         (folder / sidecar.path_of(output).name).write_text(text, encoding="utf-8")
-    if cache is not None and timing_cache is not None:
+    if timing_cache is not None:
         with new_file(timing_cache) as file:
             file.write_bytes(bytes(cache.serialize()))
     return report
+
+
+def _serialize(trt: Any, listener: Any, builder: Any, config: Any, net: Any, path: Path, progress: Progress) -> bytes:
+    """The engine's bytes."""
+    monitor = make_monitor(trt, listener, progress)
+    if monitor is not None:
+        config.progress_monitor = monitor
+    with api.interrupts(listener):
+        serialized = builder.build_serialized_network(net, config)
+    if serialized is None:
+        raise FlashRNNError(f"{_name(trt)} cannot build an engine of {path}: {listener.take()}")
+    return bytes(serialized)
 
 
 def _facts(model: onnx.ModelProto) -> dict[str, Any]:
@@ -133,6 +147,14 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
             raise FlashRNNError(f"-o {output} would replace {path}: choose another name")
 
 
+def _load(rtx: bool) -> Any:
+    """TensorRT's module; None where it is not installed."""
+    try:
+        return api.load(rtx)
+    except ModuleNotFoundError:
+        return None
+
+
 def _name(trt: Any) -> str:
     return f"{api.product(api.is_rtx(trt))} {api.version(trt)}"
 
@@ -144,21 +166,22 @@ def _builder(trt: Any, listener: Any) -> Any:
         raise FlashRNNError(f"{_name(trt)} does not start: {listener.take()} ({api.one_line(error)})") from error
 
 
-def _device(trt: Any, gpu: str | None) -> gpus.GPU | None:
+def _device(rtx: bool, gpu: str | None) -> gpus.GPU | None:
     """The GPU of this machine; None where there is none and none is needed."""
+    wanted = gpus.get(gpu) if gpu else None
     try:
         local = gpus.get("local")
     except FlashRNNError as error:
-        if api.is_rtx(trt):
+        if rtx:
             return None
         raise FlashRNNError(
             f"TensorRT builds an engine on the GPU that is to run it, and there is none here ({error}); build it on "
             "that machine, or with --rtx"
         ) from error
-    if gpu and not api.is_rtx(trt) and gpus.get(gpu).compute_capability != local.compute_capability:
+    if wanted and not rtx and wanted.compute_capability != local.compute_capability:
         raise FlashRNNError(
             f"--gpu {gpu}: TensorRT builds for the GPU that it runs on, {local.product} of compute capability "
-            f"{_text(local)}, and {gpu} has {_text(gpus.get(gpu))}: build it on that machine"
+            f"{_text(local)}, and {gpu} has {_text(wanted)}: build it on that machine"
         )
     return local
 

@@ -1,0 +1,77 @@
+"""Building an engine through ``flashrnn_edge``, the C++ program of samples/cpp_edge, where TensorRT has no Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashrnn_deploy.engine import sidecar
+from flashrnn_deploy.engine.api import clipped, one_line
+from flashrnn_deploy.engine.profiles import Profile
+from flashrnn_deploy.errors import FlashRNNError
+
+PROGRAM = "flashrnn_edge"
+NEITHER = (
+    'this needs tensorrt, which is not installed: pip install "flashrnn-deploy[tensorrt]"; or put flashrnn_edge on '
+    "PATH, which builds where TensorRT has no Python: cmake -S samples/cpp_edge -B build-edge && cmake --build "
+    "build-edge"
+)
+
+
+def find_tool() -> str:
+    """Path of the program.
+
+    Raises:
+        FlashRNNError: it is not on PATH.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise FlashRNNError(NEITHER)
+    return program
+
+
+def build_with_tool(
+    program: str,
+    path: Path,
+    output: Path,
+    plugins: Sequence[Path],
+    profiles: Mapping[str, Profile],
+    workspace: int | None,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write an engine and its sidecar; what the sidecar says.
+
+    Raises:
+        FlashRNNError: the program takes one library only, or fails.
+    """
+    if len(plugins) > 1:
+        raise FlashRNNError(f"{program} takes one --plugins LIB; TensorRT's Python module takes more")
+    command = [program, "build", str(path), "-o", str(output), "-v"]
+    for library in plugins:
+        command += ["--plugin", str(library)]
+    for name, profile in profiles.items():
+        shapes = ("x".join(map(str, shape)) for shape in (profile.min, profile.opt, profile.max))
+        command += ["--shape", f"{name}={':'.join(shapes)}"]
+    if workspace is not None:
+        command += ["--workspace", str(workspace)]
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(one_line(line))
+            log(lines[-1])
+    if process.returncode:
+        errors = (
+            [line for line in lines if line.startswith("error: ")] or lines[-1:] or [f"status {process.returncode}"]
+        )
+        raise FlashRNNError(
+            f"{program} cannot build an engine of {path}: {clipped(errors[-1].removeprefix('error: '))}"
+        )
+    report: dict[str, Any] = json.loads(sidecar.path_of(output).read_text(encoding="utf-8"))
+    return report
