@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
 
 import configs  # noqa: E402
+import grid_configs  # noqa: E402
 import peers  # noqa: E402
 import torch  # noqa: E402
 from judge import Case, judge, references, tensors  # noqa: E402
@@ -39,6 +40,7 @@ STEPS = 1024
 SHAPES = (
     (1, 64, 1), (12, 64, 16), (12, 64, 64), (1, 128, 1), (1, 128, 16), (6, 128, 16),
     (1, 256, 1), (1, 256, 16), (3, 256, 16), (1, 512, 1), (1, 512, 16),
+    (1, 768, 1), (1, 768, 16), (1, 1024, 1), (1, 1024, 16), (1, 2048, 1), (1, 2048, 8),
 )  # fmt: skip
 
 
@@ -116,10 +118,12 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="build folder")
     parser.add_argument("--json", type=Path, help="also write the lines here")
     parser.add_argument("--cells", nargs="*", help="only these cells")
+    parser.add_argument("--modes", nargs="*", help="only kernels of these modes; what they do not serve is left out")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     path = options.build / "libflashrnn_cuda_driver.so"
-    lib = Library(path if path.is_file() else build(options.build, configs.ROWS), configs.ROWS)
+    rows = [r for r in configs.ROWS + grid_configs.ROWS if not options.modes or r["mode"] in options.modes]
+    lib = Library(path if path.is_file() else build(options.build, rows), rows)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {peers.versions()}; us per step, T = {STEPS}")
     print(
         "  cell      dtype    shape   B   N          mode  error     ours  w. GEMM  "
@@ -128,6 +132,8 @@ def main() -> int:
     lines = []
     for spec, B in cases(lib):
         if options.cells and spec.cell not in options.cells:
+            continue
+        if options.modes and not lib.serves(spec, options.modes):
             continue
         lines.append(measure(lib, spec, B))
         print(show(lines[-1]), flush=True)

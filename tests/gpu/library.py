@@ -130,6 +130,11 @@ class Library:
         if error:
             raise RuntimeError(f"launch of row {row}: {self._lib.error_text(error).decode()}")
 
+    def serves(self, spec: RNNSpec, modes: Sequence[str]) -> bool:
+        """Whether a row of these modes is made for this layer's size."""
+        same = (r for r in self.rows if (r["cell"], r["dtype"], r["clips"]) == (spec.cell, spec.dtype, spec.clip > 0))
+        return any(r["mode"] in modes and r["padded_head_dim"] == -(-spec.head_dim // 32) * 32 for r in same)
+
     def choose(self, call: Call) -> int:
         return int(self._lib.choose_kernel(ctypes.byref(call.params)))
 

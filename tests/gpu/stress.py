@@ -32,16 +32,9 @@ def samples(lib: Library) -> Iterator[tuple[int, Case]]:
     for index, row in enumerate(lib.rows):
         D, cell = row["padded_head_dim"], row["cell"]
         clip, floor = (0.8 if row["clips"] else 0.0), float(cell == "slstm")
-        yield (
-            index,
-            Case(
-                RNNSpec(cell, 2, D - index % 2, 2, row["dtype"], clip=clip, normalizer_floor=floor),
-                64,
-                9,
-                "ragged",
-                seed=index,
-            ),
-        )
+        heads, T = (1, 24) if row["mode"] == "grid" else (2, 64)  # as many blocks as fit at once, or several times that
+        spec = RNNSpec(cell, heads, D - index % 2, 2, row["dtype"], clip=clip, normalizer_floor=floor)
+        yield index, Case(spec, T, 9, "ragged", seed=index)
     yield ALTERNATING, Case(RNNSpec("gru", 2, 37, 2, "float32"), 16, 9, "ragged")
 
 
@@ -163,6 +156,26 @@ def spreading(lib: Library, report: Report) -> None:
     report("NaN and infinity stay in their batch row", good)
 
 
+def large(lib: Library, report: Report) -> None:
+    """ReLU far beyond 1 in every step: the grid mode packs |h| < 2 and sends the rest in another way."""
+    good, worst = True, 0.0
+    for row, case in samples(lib):
+        if case.spec.cell != "elman" or case.spec.clip:
+            continue
+        relu = replace(case, spec=replace(case.spec, relu=1))
+        given = tensors(relu)
+        given["wx"].add_(1.5)
+        call = lib.call(relu.spec, given)
+        lib.launch(call, row)
+        torch.cuda.synchronize()
+        verdict = judge(relu, *references(relu, given), call.y, call.final_states)
+        worst = max(worst, call.y.abs().max().item())
+        if not verdict.passed:
+            good = False
+            report(f"large: {relu}, row {row}: {verdict}", False)
+    report(f"ReLU with values up to {worst:.1f}", good)
+
+
 def misaligned(lib: Library, report: Report) -> None:
     """Tensors that start at any element."""
     good = True
@@ -183,7 +196,7 @@ def misaligned(lib: Library, report: Report) -> None:
 
 def refusals(lib: Library, report: Report) -> None:
     """Rows that do not serve a call and missing workspaces are refused; the device goes on working."""
-    case = Case(RNNSpec("lstm", 1, 1000, 1, "bfloat16"), 4, 2)
+    case = Case(RNNSpec("lstm", 1, 5000, 1, "bfloat16"), 4, 2)
     call = lib.call(case.spec, tensors(case))
 
     def refuses(row: int) -> bool:
@@ -193,6 +206,17 @@ def refusals(lib: Library, report: Report) -> None:
             return True
         return False
 
+    def refuses_no_workspace(row: int) -> bool:
+        given = next(case for index, case in samples(lib) if index == row)
+        homeless = replace(lib.call(given.spec, tensors(given)), workspace=torch.empty(0, device="cuda"))
+        try:
+            lib.launch(homeless, row)
+        except RuntimeError:
+            return True
+        return False
+
+    grid = [index for index, row in enumerate(lib.rows) if row["mode"] == "grid"]
+    report(f"no workspace is refused ({len(grid)} rows of the grid mode)", all(map(refuses_no_workspace, grid)))
     refused = sum(refuses(row) for row in range(len(lib.rows)))
     report(f"rows of another head_dim are refused ({refused} of {len(lib.rows)})", refused == len(lib.rows))
     began = time.perf_counter()
@@ -202,6 +226,6 @@ def refusals(lib: Library, report: Report) -> None:
 
 
 def run(lib: Library, report: Report, launches: int) -> None:
-    for check in (misaligned, graphs, chunks, spreading, refusals):
+    for check in (misaligned, large, graphs, chunks, spreading, refusals):
         check(lib, report)
     repeated(lib, report, launches)
