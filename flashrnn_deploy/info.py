@@ -22,17 +22,23 @@ from flashrnn_deploy.streaming import state_pairs
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Facts about an ONNX file (``model_info``) or a plugin library (``library_info``), by the file's first bytes.
+    """Facts about an ONNX file (``model_info``), a plugin library (``library_info``), or an engine: its sidecar.
 
     Raises:
-        FlashRNNError: the file is missing, or neither of the two.
+        FlashRNNError: the file is missing, or none of the three.
     """
+    from flashrnn_deploy.engine import sidecar
+
     try:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
         raise FlashRNNError(f"cannot read {path}: {error.strerror}") from error
-    return library_info(path) if magic == b"\x7fELF" or path.suffix in (".so", ".dll", ".dylib") else model_info(path)
+    if magic == b"\x7fELF" or path.suffix in (".so", ".dll", ".dylib"):
+        return library_info(path)
+    if path.suffix != ".onnx" and sidecar.path_of(path).is_file():
+        return {"kind": "TensorRT engine", "file": str(path), **sidecar.read(path)}
+    return model_info(path)
 
 
 def library_info(path: Path) -> dict[str, Any]:

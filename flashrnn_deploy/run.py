@@ -72,7 +72,7 @@ def run(
     if chunk is not None:
         if chunk < 1:
             raise FlashRNNError(f"--chunk {chunk}: a chunk has at least one step")
-        if engine is None or not engine.checked_for_chunks():
+        if engine is None or states or not engine.checked_for_chunks():
             streaming.check_chunkable(model, tensors, axes, pairs)
     with new_files(output) as folder:
         runner = engine or make_runner(backend, model, plugins, device, path)

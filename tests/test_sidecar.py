@@ -146,6 +146,18 @@ def test_fields_of_another_kind(tmp_path: Path, field: str) -> None:
             sidecar.read(engine)
 
 
+def test_info(tmp_path: Path, plugin: Path) -> None:
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    result = CliRunner().invoke(main, ["info", str(engine)])
+    assert result.exit_code == 0, result.output
+    for text in ("TensorRT engine", "10.14.1", "libflashrnn.so"):
+        assert text in result.stdout
+    facts = json.loads(CliRunner().invoke(main, ["info", str(engine), "--json"]).stdout)
+    assert facts == {"kind": "TensorRT engine", "file": str(engine), **sidecar.read(engine)}
+    sidecar.path_of(engine).write_text("{")
+    assert CliRunner().invoke(main, ["info", str(engine)]).exit_code == 1
+
+
 def test_command_line(tmp_path: Path, plugin: Path) -> None:
     """One line, exit 1, nothing written; --trust-engine runs what has no sidecar, with a note."""
     engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)

@@ -278,6 +278,19 @@ def test_run_in_chunks(command: Any, cuda: fake_tensorrt.Cuda, tmp_path: Path, c
     assert len(fetched) <= 5, "states cross the bus at the end, and where chunks are compared with the whole"
 
 
+def test_states_named_by_the_user(command: Any, tmp_path: Path) -> None:
+    """A file without flashrnn.states: --state names them, and a wrong pair does not pass for the whole."""
+    model = models.network(LSTM, metadata=False)
+    engine = engines.write(model, tmp_path / "m.engine")
+    arrays = feeds(9, 2)
+    unnamed = command(engine, arrays, "--chunk", "4")
+    assert unnamed.exit_code == 1
+    assert "--chunk" in unnamed.stderr
+    named = command(engine, arrays, "--chunk", "4", "--state", "state0=state1")
+    assert named.exit_code == 0, named.output
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "out.npy"), expect(model, arrays)["out"], atol=1e-6)
+
+
 def test_longer_than_the_profile(command: Any, tmp_path: Path) -> None:
     """Whole it is refused, with a word on chunks; in chunks of the longest call, and of one step, it runs."""
     model = models.network(LSTM)

@@ -139,7 +139,7 @@ def verify(model: Path, against: str, weights: Path | None, plugins: tuple[Path,
 @click.argument("file", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print the facts alone on stdout, as JSON.")
 def info(file: Path, as_json: bool) -> None:
-    """Describe an ONNX model or a plugin library."""
+    """Describe an ONNX model, a plugin library or an engine."""
     from flashrnn_deploy.info import describe_file
 
     facts = describe_file(file)
