@@ -15,6 +15,9 @@ from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.calls import call, tensors_of, varied
+from flashrnn_deploy.nn import MultiHeadRNN
+
+_LAYERS = (nn.RNNBase, nn.RNNCellBase, MultiHeadRNN)
 
 
 def _kept_values(module: nn.Module) -> dict[str, Any]:
@@ -106,6 +109,13 @@ def with_hidden_states(
     hidden, nonzero = find_hidden_states(module, args)
     if not hidden:
         return module, args, []
+    for name in hidden:
+        path, _, attribute = name.rpartition(".")
+        if isinstance(module.get_submodule(path), _LAYERS) and attribute.startswith(("weight_", "bias_")):
+            raise FlashRNNError(
+                f"forward changes the weight {name} of a recurrent layer, which a file holds as a constant; if it is "
+                "the same in every call, call the module once before the export"
+            )
     if not expose:
         raise FlashRNNError(
             f"{type(module).__name__} keeps state between calls in {', '.join(sorted(hidden))}, which a file cannot; "

@@ -27,7 +27,14 @@ from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
 from flashrnn_deploy.exporters.torch_checks import check_repeatable, notes_on_weights, private_copy
-from flashrnn_deploy.exporters.torch_graph import DEFAULT_OPSET, NEWEST_OPSET, finish, name_nodes, to_onnx
+from flashrnn_deploy.exporters.torch_graph import (
+    DEFAULT_OPSET,
+    NEWEST_OPSET,
+    finish,
+    name_nodes,
+    notes_on_time,
+    to_onnx,
+)
 from flashrnn_deploy.exporters.tracing import check_ranges, trace, traced_sizes
 from flashrnn_deploy.exporters.validate import validate
 from flashrnn_deploy.files import new_file
@@ -159,6 +166,7 @@ def _export(
     if expose_states:
         states |= expose_default_states(model)
     finish(model, states)
+    notes += notes_on_time(model)
     example = Example(original, args)
     notes += validate(model, judge, args, axes, sizes, smallest, seen, upcast)
     return Export(model, example, _report(model, states, notes))

@@ -19,7 +19,7 @@ from flashrnn_deploy.exporters.onnx_edit import all_names, rename, unique
 from flashrnn_deploy.exporters.opset17 import lower_to_17
 from flashrnn_deploy.exporters.states import STATES_KEY, write_axes, write_metadata
 from flashrnn_deploy.exporters.tracing import first_line, quiet, symbol_names
-from flashrnn_deploy.graph import walk_nodes
+from flashrnn_deploy.graph import shape_of, walk_nodes
 
 DEFAULT_OPSET = 17
 TORCH_LOWEST_OPSET = 18
@@ -133,6 +133,20 @@ def name_nodes(model: onnx.ModelProto, wrapped: bool) -> None:
             path = swap.visible_path(inner.removeprefix("inner.") if wrapped else inner) or "rnn"
             node.name = f"{path}.l{count.setdefault(path, 0)}"
             count[path] += 1
+
+
+def notes_on_time(model: onnx.ModelProto) -> list[str]:
+    """One note for each layer whose number of steps is fixed: an axis that was not named is kept at its size."""
+    shapes = {v.name: shape_of(v) for v in (*model.graph.value_info, *model.graph.output)}
+    notes = []
+    for node in filter(op.is_flashrnn, model.graph.node):
+        layout = next(a.i for a in node.attribute if a.name == "layout")
+        steps = (shapes.get(node.output[0]) or [None, None])[layout]
+        if isinstance(steps, int) and steps > 1:
+            notes.append(
+                f"{node.name} runs {steps} steps whatever is fed: no dynamic axis is its time (--dynamic NAME:AXIS=DIM)"
+            )
+    return notes
 
 
 def _write_shapes(model: onnx.ModelProto) -> None:

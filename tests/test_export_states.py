@@ -136,9 +136,16 @@ def number(net: Any, x: Tensor) -> Tensor:
     return net.rnn(x)[0] * net.calls
 
 
+def drops_weights(net: Any, x: Tensor) -> Tensor:
+    weight = net.rnn._parameters.pop("weight_hh_l0") if "weight_hh_l0" in net.rnn._parameters else net.rnn.weight_hh_l0
+    net.rnn.weight_hh_l0 = weight.detach() * 0.5
+    return net.rnn(x)[0]
+
+
 @pytest.mark.parametrize(
     ("step", "buffer", "words"),
     [
+        (drops_weights, None, "forward changes the weight rnn.weight_hh_l0"),
         (number, None, "calls is a Python number that changes from call to call"),
         (grows, torch.zeros(1, 3, 4), "kept has another shape after every call"),
         (branches, torch.tensor(False), "torch.export cannot trace"),
