@@ -34,7 +34,7 @@ def num_bytes(tensor: TensorProto) -> int:
         raise FlashRNNError(f"{label} has raw data, but the type {data_type.name}")
     if min(tensor.dims, default=0) < 0:
         raise FlashRNNError(f"{label} has the shape {list(tensor.dims)}")
-    return math.ceil(math.prod(tensor.dims) * int(data_type.bitwidth) / 8)
+    return -(-math.prod(tensor.dims) * int(data_type.bitwidth) // 8)
 
 
 def check_tensor(tensor: TensorProto) -> None:

@@ -120,7 +120,7 @@ def correct_shapes(model: onnx.ModelProto) -> list[str]:
 
 def _corrected(old: Dims, new: Dims) -> Dims | None:
     """The right dimensions where ``old`` is wrong, None where it is not."""
-    if len(old) != len(new):
-        return new
+    if len(old) != len(new):  # inference numbers what it does not know: unk__0
+        return [None if isinstance(dim, str) and dim.startswith("unk__") else dim for dim in new]
     dims = [n if isinstance(n, int) and isinstance(o, int) else o for o, n in zip(old, new, strict=True)]
     return None if dims == old else dims

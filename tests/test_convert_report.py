@@ -106,7 +106,7 @@ def test_right_declared_shapes_are_kept(tmp_path: Path) -> None:
 def test_nodes_inside_the_bodies_of_a_function_are_reported(tmp_path: Path) -> None:
     source = plain_model()
     branches = [
-        helper.make_graph([lstm(x="x", name=name)], name, [], [info("Y")], tensors(feeds()))
+        helper.make_graph([lstm(x="x", name=name)], name, [], [info("Y", shape=[None] * 4)], tensors(feeds()))
         for name in ("left", "right")
     ]
     node = helper.make_node("If", ["c"], ["y"], name="switch", then_branch=branches[0], else_branch=branches[1])
