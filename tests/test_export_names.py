@@ -126,7 +126,18 @@ def test_width_that_becomes_time() -> None:
         trained(Reader()), images[0], images[1:], dynamic_shapes={"image": {0: Dim("batch"), 3: Dim("width")}}
     )
     axes = json.loads({p.key: p.value for p in result.model.metadata_props}["flashrnn.axes"])
-    assert axes == dict.fromkeys(("image", "output"), {"time": None, "batch": 0})
+    assert axes == {name: {"time": None, "batch": 0} for name in ("image", "output")}
+
+
+def test_a_fixed_number_of_steps_is_noted() -> None:
+    """Words of sentences: axis 2 is the time of the layer, and dynamic only where it is named."""
+
+    class Words(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.rnn(x.flatten(0, 1).transpose(0, 1))[0]
+
+    notes = export(Words(), (rows(1, 2, 3, 5, 4),)).report["warnings"]
+    assert any("rnn.l0 runs 5 steps whatever is fed" in note for note in notes)
 
 
 Pair = namedtuple("Pair", "y x")
