@@ -34,7 +34,8 @@ def num_bytes(tensor: TensorProto) -> int:
         raise FlashRNNError(f"{label} has raw data, but the type {data_type.name}")
     if min(tensor.dims, default=0) < 0:
         raise FlashRNNError(f"{label} has the shape {list(tensor.dims)}")
-    return -(-math.prod(tensor.dims) * int(data_type.bitwidth) // 8)
+    bits: int = math.prod(tensor.dims) * data_type.bitwidth
+    return (bits + 7) // 8
 
 
 def check_tensor(tensor: TensorProto) -> None:
