@@ -64,8 +64,9 @@ def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
     """(waves, parts of one wave in hundredths of a cycle per step) of the local and the cluster mode."""
     gpu, cell, G = m.gpu, m.spec.cell, m.spec.definition.num_gates
     units = units_per_lane(G)
-    partitions = minimum(4, m.WM)
-    at_once = minimum(gpu.registers_per_sm // (32 * m.WM * m.registers), gpu.smem_per_sm // (m.shared + 1024))
+    turns = ceil_div(m.WM, 4)  # warps of the sub-partition that has most
+    # A few registers more than estimated: a block too many on paper is a wave too many on the device.
+    at_once = minimum(gpu.registers_per_sm // (32 * m.WM * (m.registers + 4)), gpu.smem_per_sm // (m.shared + 1024))
     resident = maximum(1, at_once)  # blocks of one SM: they share its units
     places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), m.CL)
     sharing = minimum(ceil_div(m.groups, places), resident)
@@ -75,11 +76,11 @@ def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
     messages = Table(lambda mode: int(mode == CLUSTER), m.mode) * m.BT
     latency = 1500 * ACTIVATIONS[cell] + 3800 * (cell == "slstm")
     return ceil_div(m.groups, places * resident), {
-        "products": m.UB * m.BT * m.D * (G * 97) // (32 * partitions) * sharing,
+        "products": m.UB * m.BT * m.D * turns * (G * 97) // (32 * m.WM) * sharing,
         "reading h from shared memory": m.WM * m.BT * m.D * 20 // m.slices * sharing,
         "reading R from shared memory": m.weight_bytes * 77 // 128 * sharing,
         "adding up the slices of D": m.WM * shuffles * 230 * sharing + rounds * 3900,
-        "pointwise part": m.WM * 2200 // partitions * sharing + latency,
+        "pointwise part": turns * 2200 * sharing + latency,
         "exchange of h": exchange + messages * (m.D * 134 // 4 + m.UB * m.CL * 7600 // (128 * m.WM)),
     }
 
