@@ -284,6 +284,9 @@ struct FmaExchange<C, Mode::kCluster> {
     if (arms) {
       for (int i = 0; i < 2; ++i) ptx::init_barrier(barriers + 8 * i);
       ptx::fence_barrier_init();
+    }
+    __syncthreads();
+    if (arms) {
       for (int i = 0; i < 2; ++i) ptx::expect_bytes(barriers + 8 * i, kStepBytes);
     }
   }
