@@ -212,18 +212,21 @@ def test_lines_cover_every_batch_once() -> None:
     text = kernel_table.data_file(choices)
     lines = re.findall(r"FLASHRNN_KERNEL\((.*)\)", text)
     values = [dict(zip(kernel_table.FIELDS, line.split(", "), strict=True)) for line in lines]
-    assert {v["compute_capability"] for v in values} == {"90"}  # the others run it on the alternating kernel
-    batches = sorted((int(v["min_batch"]), int(v["max_batch"])) for v in values)
-    assert batches[0][0] == 1
-    assert batches[-1][1] == kernel_table.LARGEST_BATCH
-    assert all(b[0] == a[1] + 1 for a, b in itertools.pairwise(batches))
+    assert {v["compute_capability"] for v in values} == {"80", "90"}  # a T4 runs it on the alternating kernel
+    for capability in ("80", "90"):
+        batches = sorted(
+            (int(v["min_batch"]), int(v["max_batch"])) for v in values if v["compute_capability"] == capability
+        )
+        assert batches[0][0] == 1
+        assert batches[-1][1] == kernel_table.LARGEST_BATCH
+        assert all(b[0] == a[1] + 1 for a, b in itertools.pairwise(batches))
     assert text == kernel_table.data_file(reversed(choices))
     modes = {c.gpu.name: c.solution.config.mode for c in choices}
-    assert modes == {"h200": "cluster", "h100": "cluster", "a100": "alternating", "t4": "alternating"}
+    assert modes == {"h200": "cluster", "h100": "cluster", "a100": "grid", "t4": "alternating"}
 
 
-def test_float32_has_no_line() -> None:
-    choices = kernel_table.plan(layers(RNNSpec("lstm", 1, 64)), [gpus.get("h200")])
+def test_a_device_without_tensor_cores_for_bfloat16_has_no_line() -> None:
+    choices = kernel_table.plan(layers(RNNSpec("lstm", 1, 64, dtype="bfloat16")), [gpus.get("t4")])
     assert kernel_table.data_file(choices) == kernel_table.HEADER
 
 
