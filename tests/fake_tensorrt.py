@@ -228,6 +228,7 @@ class Engine:
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
         assert name in self.input_names
         assert index == 0
+        assert -1 in self.get_tensor_shape(name), "the documentation says nothing of a static input"
         return [tuple(self.profiles[name][key]) for key in ("min", "opt", "max")]
 
     def create_execution_context(self) -> Context:
@@ -251,7 +252,7 @@ class Context:
         return False
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        low, _, high = self.engine.get_tensor_profile_shape(name, 0)
+        low, high = (tuple(self.engine.profiles[name][key]) for key in ("min", "max"))
         if len(shape) != len(low) or not all(a <= d <= b for a, d, b in zip(low, shape, high, strict=True)):
             return self._error(f"Set dimension {shape} for tensor {name} does not satisfy any optimization profiles")
         self.shapes[name] = tuple(shape)

@@ -129,6 +129,21 @@ def test_memory_is_given_back(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
     runner.close()
 
 
+def test_static_inputs(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
+    model = models.network(LSTM)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = {"time": 4, "batch": 2}[dim.dim_param]
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    arrays = feeds(4, 2)
+    same(runner.infer(arrays), expect(model, arrays))
+    with pytest.raises(
+        FlashRNNError, match=r"input 'x' has shape \[5, 2, 5\], and the engine was built for \[4, 2, 5\] to"
+    ):
+        runner.infer({**feeds(5, 2), "state0": arrays["state0"]})
+
+
 def test_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """int64 as the file has it; an engine of TensorRT 8 has int32, and takes int64 that fits."""
     model = models.network(LSTM, lens=True)

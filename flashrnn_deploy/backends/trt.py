@@ -90,8 +90,11 @@ class TrtRunner:
         self._shapes = {n: tuple(engine.get_tensor_shape(n)) for n in names}
         self._profiles: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for name in self._inputs:
-            smallest, _, largest = engine.get_tensor_profile_shape(name, 0)
-            self._profiles[name] = tuple(smallest), tuple(largest)
+            if -1 in self._shapes[name]:
+                smallest, _, largest = engine.get_tensor_profile_shape(name, 0)
+                self._profiles[name] = tuple(smallest), tuple(largest)
+            else:  # no profile has to name it
+                self._profiles[name] = self._shapes[name], self._shapes[name]
 
     def signature(self) -> onnx.ModelProto:
         """A model without nodes that has the engine's inputs and outputs, and the metadata of the sidecar."""
