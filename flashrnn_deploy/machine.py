@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 from flashrnn_deploy import __version__, gpus
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "torch", "tensorrt")
+_ENGINES = ("onnxruntime", "torch", "tensorrt")
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Names and versions, for "cpu" or "cuda".
+    """Names and versions, for "cpu" or "cuda"; of engines, those that this process has loaded.
 
     Raises:
         FlashRNNError: "cuda", and the driver finds no GPU that the kernels know.
@@ -23,8 +23,8 @@ def describe_machine(device: str) -> dict[str, str]:
     if device == "cuda":
         facts["driver"] = nvidia_driver()
     facts |= {"python": platform.python_version(), "flashrnn-deploy": __version__}
-    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return facts | {name: installed[name] for name in _PACKAGES if name in installed}
+    engines = {name: sys.modules[name] for name in _ENGINES if name in sys.modules}
+    return facts | {name: module.__version__ for name, module in engines.items()}
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
