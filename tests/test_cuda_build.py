@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ KERNELS = ROOT / "plugins" / "kernels" / "cuda"
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 
 import configs  # noqa: E402
+import grid_configs  # noqa: E402
 import library  # noqa: E402
 
+from flashrnn_deploy import gpus, kernel_config  # noqa: E402
 from flashrnn_deploy.cells import CELLS  # noqa: E402
 from flashrnn_deploy.kernel_config import KernelConfig  # noqa: E402
+from flashrnn_deploy.op import RNNSpec  # noqa: E402
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100a", "120")
 
@@ -66,6 +71,7 @@ def test_every_cell_and_mode_has_a_tested_kernel() -> None:
     found = {(row["cell"], row["dtype"], row["mode"]) for row in configs.ROWS}
     dtypes = ("bfloat16", "float16", "float32")
     assert found == {(c, d, m) for c in CELLS for d in dtypes for m in ("local", "cluster")}
+    assert {(row["cell"], row["dtype"]) for row in grid_configs.ROWS} == {(c, d) for c in CELLS for d in dtypes[:2]}
 
 
 def test_no_framework_header_under_the_kernels() -> None:
@@ -79,6 +85,35 @@ def test_no_framework_header_under_the_kernels() -> None:
 def test_one_kernel_of_each_cell_and_mode_compiles_without_spills(tmp_path: Path) -> None:
     picked = {(r["cell"], r["mode"], r["clips"]): r for r in configs.ROWS if r["dtype"] == "bfloat16"}
     rows = [r for r in picked.values() if not r["clips"] or r["cell"] == "gru"]
+    floats = [r for r in configs.ROWS if (r["cell"], r["dtype"], r["clips"]) == ("lstm", "float32", 0)]
+    rows += [next(r for r in floats if r["mode"] == mode) for mode in ("local", "cluster")]
+    assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
+
+
+@needs_nvcc
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_solve_chooses_compiles_without_spills(tmp_path: Path, dtype: str) -> None:
+    gpu, rows = gpus.GPUS["h200"], []
+    for cell, (heads, head_dim), batch in product(CELLS, ((1, 64), (12, 64), (2, 100), (1, 300), (1, 512)), (1, 16)):
+        config = kernel_config.solve(RNNSpec(cell, heads, head_dim, dtype=dtype), batch, gpu).config
+        if config.mode not in ("local", "cluster"):
+            continue
+        ends = {"min_batch": 1, "max_batch": 2**31 - 1, "clips": 0}
+        row = {"cell": cell, "dtype": dtype, "compute_capability": 90} | ends | asdict(config)
+        rows += [row] * (row not in rows)
+    assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
+
+
+def small_grid_kernels() -> list[dict[str, Any]]:
+    """Of each cell the smallest bfloat16 kernel for several rows of the batch."""
+    several = [r for r in grid_configs.ROWS if r["batch_tile"] > 1 and r["dtype"] == "bfloat16" and not r["clips"]]
+    return [next(r for r in several if r["cell"] == cell) for cell in CELLS]
+
+
+@needs_nvcc
+def test_a_grid_kernel_of_each_cell_compiles_without_spills(tmp_path: Path) -> None:
+    rows = small_grid_kernels()
     assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
 
 
@@ -108,7 +143,8 @@ def test_every_architecture_compiles(tmp_path: Path, architecture: str) -> None:
         nvcc(KERNELS / name, tmp_path, architecture)
     if int(re.sub(r"\D", "", architecture)) >= 80:
         local = [r for r in configs.ROWS if r["mode"] == "local" and r["min_batch"] == 1 and not r["clips"]]
-        assert_no_spills(nvcc(instances(tmp_path, local), tmp_path, architecture), len(local))
+        rows = local + small_grid_kernels()[:1]
+        assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, architecture), len(rows))
 
 
 @needs_nvcc
