@@ -199,6 +199,7 @@ class Model:
         largest = 128 if self.fma else 64
         need("local_tested_range", any_of(not_local, largest >= self.D))
         need("grid_head", any_of(not_grid, self.D <= LARGEST_GRID_HEAD))
+        need("grid_tested_range", any_of(not_grid, all_of(self.WM == 1, self.WK >= 4, self.SPL == 1)))
         head_blocks = self.D // self.UB
         need("grid_residency", any_of(not_grid, head_blocks <= gpu.sms))
         need("whole_blocks", on_chip(divides(self.UB, self.D)))

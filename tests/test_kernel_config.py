@@ -249,6 +249,7 @@ def test_one_broken_variable_breaks_a_named_constraint():
         "cluster_support": {"mode": "cluster"},
         "local_is_one_block": {"mode": "local"},
         "local_tested_range": {"mode": "local"},
+        "grid_tested_range": {"k_warps": 2},
         "local_weights_in_registers": {"mode": "local"},
         "alternating_has_no_tiles": {"mode": "alternating"},
         "whole_k_steps": {"padded_head_dim": 1056},
