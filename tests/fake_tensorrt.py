@@ -36,6 +36,8 @@ class Cuda:
         self.streams: dict[int, list[Callable[[], None]]] = {}
         self.copies: list[tuple[str, int]] = []  # direction and bytes
         self.fail_enqueue = False
+        self.allocations = 0
+        self.limit = 1 << 30  # bytes
 
     def need_context(self) -> None:
         if not self.depth:
@@ -44,6 +46,9 @@ class Cuda:
     def allocate(self, size: int) -> Allocation:
         self.need_context()
         assert size > 0, "cuMemAlloc refuses 0 bytes"
+        self.allocations += 1
+        if sum(buffer.size for buffer in self.memory.values()) + size > self.limit:
+            raise OutOfMemory("cuMemAlloc failed: out of memory")
         buffer = np.full(size + 512, 0xA5, np.uint8)
         address = -(-buffer.ctypes.data // 256) * 256
         self.memory[address] = buffer
@@ -81,8 +86,12 @@ class LogicError(Error):
     pass
 
 
+class OutOfMemory(Error):
+    """``pycuda.driver.MemoryError``."""
+
+
 def _pycuda(cuda: Cuda) -> dict[str, types.ModuleType]:
-    driver, tools = types.ModuleType("pycuda.driver"), types.ModuleType("pycuda.tools")
+    driver = types.ModuleType("pycuda.driver")
 
     class Context:
         def push(self) -> None:
@@ -97,9 +106,6 @@ def _pycuda(cuda: Cuda) -> dict[str, types.ModuleType]:
         def synchronize() -> None:
             for stream in cuda.streams.values():
                 _drain(stream)
-
-        def detach(self) -> None:
-            pass
 
     class Device:
         def __init__(self, ordinal: int) -> None:
@@ -152,20 +158,14 @@ def _pycuda(cuda: Cuda) -> dict[str, types.ModuleType]:
             lambda: _write(cuda, int(dest), cuda.array(int(src), (size,), bytes_of).data)
         )
 
-    class DeviceMemoryPool:
-        def allocate(self, size: int) -> Allocation:
-            return cuda.allocate(size)
-
-        def stop_holding(self) -> None:
-            pass
-
     driver.init = lambda: None  # type: ignore[attr-defined]
+    driver.mem_alloc = cuda.allocate  # type: ignore[attr-defined]
+    driver.MemoryError = OutOfMemory  # type: ignore[attr-defined]
     for part in (Context, Device, Stream, Event, memcpy_htod_async, memcpy_dtoh_async, memcpy_dtod_async, Error):
         setattr(driver, part.__name__, part)
-    tools.DeviceMemoryPool = DeviceMemoryPool  # type: ignore[attr-defined]
     package = types.ModuleType("pycuda")
-    package.driver, package.tools = driver, tools  # type: ignore[attr-defined]
-    return {"pycuda": package, "pycuda.driver": driver, "pycuda.tools": tools}
+    package.driver = driver  # type: ignore[attr-defined]
+    return {"pycuda": package, "pycuda.driver": driver}
 
 
 def _write(cuda: Cuda, address: int, data: Any) -> None:

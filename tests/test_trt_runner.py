@@ -121,12 +121,24 @@ def test_errors_leave_the_runner_usable(cuda: fake_tensorrt.Cuda, tmp_path: Path
 
 
 def test_memory_is_given_back(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
-    runner = TrtRunner(engines.write(models.network(LSTM), tmp_path / "m.engine"))
+    """It is used again by the next call, freed for a larger one where it is short, and gone when the runner is."""
+    model = models.network(LSTM)
+    runner = TrtRunner(engines.write(model, tmp_path / "m.engine"))
+    runner.infer(feeds(4, 2))
+    before = cuda.allocations
     for _ in range(3):
         runner.infer(feeds(4, 2))
+    assert cuda.allocations == before
+    cuda.limit = 200_000
+    runner.infer(feeds(100, 16))  # x and out take 32,768 bytes each
+    arrays = feeds(200, 16)  # 65,536 each: there is room for them without those
+    same(runner.infer(arrays), expect(model, arrays))
+    with pytest.raises(FlashRNNError, match="CUDA fails: cuMemAlloc failed: out of memory"):
+        runner.infer(feeds(400, 16))
+    same(runner.infer(arrays), expect(model, arrays))
+    runner.close()
     gc.collect()
     assert not cuda.memory
-    runner.close()
 
 
 def test_static_inputs(cuda: fake_tensorrt.Cuda, tmp_path: Path) -> None:
@@ -220,6 +232,8 @@ def test_host_dlpack(cuda: fake_tensorrt.Cuda, tmp_path: Path, dtype: torch.dtyp
     same(runner.infer(arrays | {"x": x}), expect(model, arrays))
     with pytest.raises(FlashRNNError, match="do not lie in C order"):
         runner.infer(arrays | {"x": x.expand(4, 2, 5).transpose(0, 1)})
+    with pytest.raises(FlashRNNError, match=r"an array of shape \[4, 2, 5\] cannot be fed: .*grad"):
+        runner.infer(arrays | {"x": x.clone().requires_grad_()})
     array = arrays["x"]
     capsule = dlpack.write(array, array.ctypes.data, array.shape, array.dtype, (dlpack.CPU, 0))
     back = torch.utils.dlpack.from_dlpack(capsule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ _ALIGNMENT = 256  # bytes; what TensorRT's tensor addresses must be multiples of
 
 
 class Device:
-    """GPU 0 through its primary context, the one that TensorRT's CUDA runtime uses, with a stream and a memory pool.
+    """GPU 0 through its primary context, which TensorRT's CUDA runtime uses too: a stream, and memory for reuse.
 
     Raises:
         FlashRNNError: pycuda does not load, or there is no GPU.
@@ -27,7 +28,6 @@ class Device:
     def __init__(self) -> None:
         try:
             import pycuda.driver as driver  # type: ignore[import-not-found]
-            import pycuda.tools as tools  # type: ignore[import-not-found]
         except ModuleNotFoundError:
             raise
         except ImportError as error:
@@ -37,14 +37,13 @@ class Device:
         self._driver = driver
         try:
             driver.init()
-            device = driver.Device(0)
-            self.compute_capability = "{}.{}".format(*device.compute_capability())
-            self._context = device.retain_primary_context()
+            self.compute_capability = "{}.{}".format(*driver.Device(0).compute_capability())
+            self._context = _primary_context(driver)
         except driver.Error as error:
             raise FlashRNNError(f"there is no GPU to run on: {error}") from error
+        self._free: dict[int, list[Any]] = {}
         with self.current():
             self.stream = driver.Stream()
-            self._pool = tools.DeviceMemoryPool()
             self._start, self._stop = driver.Event(), driver.Event()
 
     @contextlib.contextmanager
@@ -61,8 +60,20 @@ class Device:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """An array whose elements are not set."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = self._pool.allocate(max(1, size))
-        return DeviceArray(self, memory, int(memory), shape, dtype)
+        block = self._block(1 << max(9, (size - 1).bit_length()))
+        return DeviceArray(self, block, int(block.memory), shape, dtype)
+
+    def _block(self, size: int) -> _Block:
+        """Memory that was used before, or new."""
+        free = self._free.setdefault(size, [])
+        if free:
+            return _Block(free, free.pop())
+        try:
+            return _Block(free, self._driver.mem_alloc(size))
+        except self._driver.MemoryError:
+            for unused in self._free.values():
+                unused.clear()
+            return _Block(free, self._driver.mem_alloc(size))
 
     def upload(self, array: Array) -> DeviceArray:
         """A copy of a host array, in stream order; the array must live until the stream has been waited for."""
@@ -91,7 +102,10 @@ class Device:
             kind = int(given.__dlpack_device__()[0])
             if kind not in (dlpack.CPU, dlpack.CUDA, dlpack.CUDA_HOST):
                 raise FlashRNNError(f"an array on a device of DLPack type {kind} cannot be fed")
-            capsule = given.__dlpack__(stream=self.stream.handle) if kind == dlpack.CUDA else given.__dlpack__()
+            try:
+                capsule = given.__dlpack__(stream=self.stream.handle) if kind == dlpack.CUDA else given.__dlpack__()
+            except BufferError as error:  # torch's word for a tensor that requires a gradient
+                raise FlashRNNError(f"an array of shape {list(given.shape)} cannot be fed: {error}") from error
             _, address, shape, dtype, packed = dlpack.read(capsule)
             _need_packed(packed, shape)
             if kind == dlpack.CUDA:
@@ -127,11 +141,29 @@ class Device:
         return float(self._stop.time_since(self._start))
 
     def close(self) -> None:
-        """Give the memory back and let the context go."""
+        """Give the memory back."""
         with self.current():
             del self.stream, self._start, self._stop
-            self._pool.stop_holding()
-        self._context.detach()
+            self._free.clear()
+
+
+@functools.cache
+def _primary_context(driver: Any) -> Any:
+    """Held until the process ends: where pycuda lets go of a primary context, it leaves it current on the thread."""
+    return driver.Device(0).retain_primary_context()
+
+
+class _Block:
+    """Memory that goes back to its free list with the last array that holds it.
+
+    pycuda's own pool wants a current context where memory is given back, and ends the process where there is none.
+    """
+
+    def __init__(self, free: list[Any], memory: Any) -> None:
+        self._free, self.memory = free, memory
+
+    def __del__(self) -> None:
+        self._free.append(self.memory)
 
 
 class DeviceArray:
