@@ -74,15 +74,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FlashRNNError(f"no such file: {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own: the file may be called as a package is that it imports later.
+    spec = importlib.util.spec_from_file_location(f"_factory_{path.stem}", path)
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise FlashRNNError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)  # as if the file had been run: its neighbours can be imported
+    sys.modules[spec.name] = module  # dataclasses look the module of their class up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise FlashRNNError(f"importing {path} raised {_describe(error, path)}") from error
     finally:
         sys.path.remove(folder)
