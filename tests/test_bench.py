@@ -233,6 +233,15 @@ def test_what_cannot_be_timed(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert "the model wants 3" in refused(command(new, "--input", f"x={tmp_path / 'x.npy'}"))
 
 
+def test_a_cuda_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime would go on, on the CPU, and its times would be called those of a GPU."""
+    import onnxruntime as ort
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(FlashRNNError, match="cannot start its CUDAExecutionProvider"):
+        OrtRunner(models.network(GRU), device="cuda")
+
+
 def test_names_of_the_machine(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Some CPU @ 2 GHz\n"
