@@ -37,12 +37,8 @@ def parse(trt: Any, log: Any, builder: Any, path: Path, nodes: Nodes) -> Any:
         raise FlashRNNError(f"TensorRT {api.version(trt)} has no bfloat16: export the model with --dtype float16")
     network = builder.create_network(_flags(trt))
     parser = trt.OnnxParser(network, log)
-    try:
-        data = model.SerializeToString()
-    except ValueError as error:  # protobuf's limit of 2 GiB
-        raise FlashRNNError(f"{path} is too large for one message: save its weights as external data") from error
     with api.interrupts(log):
-        read = parser.parse(data, str(path))
+        read = parser.parse(model.SerializeToString(), str(path))
     if not read:
         errors = [_parser_error(parser.get_error(i), model) for i in range(parser.num_errors)]
         said = api.clipped("; ".join(dict.fromkeys(errors))) or log.take()
