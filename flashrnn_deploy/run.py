@@ -63,8 +63,8 @@ def run(
         from flashrnn_deploy.backends.trt import TrtRunner
 
         engine = TrtRunner(path, plugins, trust=trust_engine)
-    elif trust_engine:
-        raise FlashRNNError("--trust-engine belongs to --backend tensorrt")
+    elif trust_engine or path.suffix in (".engine", ".plan", ".trt"):
+        raise FlashRNNError(f"{path if not trust_engine else '--trust-engine'} belongs to --backend tensorrt")
     model = engine.signature() if engine else load_model(path)
     tensors = tensors_of(model)
     axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)

@@ -376,6 +376,9 @@ def test_trusted_engine_that_is_none(command: Any, tmp_path: Path) -> None:
     result = command(engine, {"x": np.zeros((5, 2, 5), np.float32)}, "--trust-engine")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: TensorRT 10.14.1 refuses the engine {engine}: IRuntime::deserialize")
+    for arguments, what in (([str(engine)], str(engine)), (["m.onnx", "--trust-engine"], "--trust-engine")):
+        other = CliRunner().invoke(main, ["run", *arguments, "-o", str(tmp_path / "out")])
+        assert other.stderr == f"error: {what} belongs to --backend tensorrt\n"
     missing = command(tmp_path / "none.engine", {})
     assert missing.exit_code == 1
     assert "cannot read the engine" in missing.stderr
