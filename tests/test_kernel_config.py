@@ -73,55 +73,6 @@ def test_the_choice_is_as_measured(shape, measured):
     assert solution.predicted_step_us <= own.predicted_step_us, "the optimum is no worse than a feasible configuration"
 
 
-# float32, the same way: (cell, heads, head_dim, batch) and the configuration.
-MEASURED_FLOAT = {
-    ("lstm", 1, 64, 1): (0.284, config("local", 64, 64, 1, 4, 1, 4)),
-    ("lstm", 12, 64, 16): (0.381, config("local", 64, 64, 2, 4, 1, 4)),
-    ("lstm", 1, 128, 1): (0.389, config("cluster", 128, 32, 1, 4, 1, 8)),
-    ("lstm", 6, 128, 16): (0.724, config("cluster", 128, 64, 2, 8, 1, 8)),
-    ("lstm", 1, 256, 1): (0.536, config("cluster", 256, 16, 1, 4, 1, 16)),
-    ("lstm", 1, 256, 16): (0.861, config("cluster", 256, 32, 2, 8, 1, 16)),
-    ("lstm", 3, 256, 16): (1.376, config("cluster", 256, 32, 4, 8, 1, 16)),
-    ("lstm", 1, 512, 1): (1.004, config("cluster", 512, 32, 1, 8, 1, 24)),
-    ("lstm", 1, 512, 16): (2.549, config("cluster", 512, 32, 4, 8, 1, 16)),
-    ("slstm", 1, 256, 1): (0.576, config("cluster", 256, 16, 1, 4, 1, 16)),
-    ("gru", 1, 64, 1): (0.234, config("local", 64, 64, 1, 4, 1, 4)),
-    ("gru", 1, 256, 1): (0.452, config("cluster", 256, 32, 1, 4, 1, 16)),
-    ("gru", 1, 512, 16): (2.070, config("cluster", 512, 32, 4, 8, 1, 24)),
-    ("elman", 1, 64, 1): (0.179, config("local", 64, 64, 1, 2, 1, 4)),
-    ("elman", 1, 512, 1): (0.507, config("cluster", 512, 32, 1, 4, 1, 32)),
-}
-
-
-@pytest.mark.parametrize(("shape", "measured"), MEASURED_FLOAT.items(), ids=lambda v: "-".join(map(str, v[:4])))
-def test_the_model_meets_measured_float32_kernels(shape, measured):
-    cell, heads, head_dim, batch = shape
-    layer = spec(cell, heads, head_dim, "float32")
-    own = predict(layer, batch, H200, measured[1])
-    assert own.predicted_step_us == pytest.approx(measured[0], rel=0.12)
-    assert not own.estimate
-    assert [name for name, held in check(layer, batch, H200, measured[1]).items() if not held] == []
-    assert solve(layer, batch, H200).predicted_step_us <= own.predicted_step_us
-
-
-def test_float32_has_constraints_of_its_own():
-    layer = spec(head_dim=256, dtype="float32")
-    good = MEASURED_FLOAT["lstm", 1, 256, 16][1]
-    assert all(check(layer, 16, H200, good).values())
-    changes = {
-        "whole_slices": {"units_per_block": 24},
-        "whole_vectors": {"register_k_steps": 14},
-        "one_pair_per_lane": {"row_warps": 1, "batch_tile": 2},
-        "whole_messages": {"units_per_block": 16},
-        "register_k_steps_exist": {"register_k_steps": 18},
-        "registers": {"row_warps": 2},
-        "spare_warp": {"spare_warp": 1},
-        "tensor_core_dtype": {"mode": "grid"},
-    }
-    for name, change in changes.items():
-        assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name
-
-
 def test_what_solve_prints_can_be_compiled():
     """What config.h and the kernels assert, of the choices of random layers."""
     rng = random.Random(3)
