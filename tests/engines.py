@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import models
+import numpy as np
 import onnx
+from cases import NUMPY_DTYPES
+from onnx import TensorProto, helper
 
+from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.engine import sidecar
 from flashrnn_deploy.engine.build import _facts
 from flashrnn_deploy.engine.profiles import make_profiles
 from flashrnn_deploy.graph import free_inputs
+from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.shapes import dtype_name, value_tensor
 
+LSTM = RNNSpec("lstm", 2, 4)
+RNG = np.random.default_rng(0)
 ENTRY = 'extern "C" __attribute__((visibility("default"))) '
 INFO = ENTRY + 'const char* flashrnn_info() {{ return "{{\\"tensorrt\\": \\"{0}\\"}}"; }}\n'
 CREATORS = ENTRY + "void* getCreators(int& n) { n = 0; return nullptr; }\n"
@@ -51,3 +58,29 @@ def write(
     report = sidecar.describe(data, source, plugin, **facts) | changed
     sidecar.path_of(path).write_text(json.dumps(report))
     return path
+
+
+def info(name: str, *dims: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """An input or output of a graph."""
+    return helper.make_tensor_value_info(name, dtype, list(dims))
+
+
+def feeds(T: int, B: int, spec: RNNSpec = LSTM, lens: Any = None) -> dict[str, np.ndarray]:
+    """Inputs of ``models.network``."""
+    lead = (B, T) if spec.layout else (T, B)
+    states = RNG.standard_normal(spec.shapes(T, B)["initial_states"]).astype(np.float32)
+    result = {"x": RNG.standard_normal((*lead, models.IN)).astype(NUMPY_DTYPES[spec.dtype]), "state0": states}
+    return result if lens is None else result | {"lens": np.asarray(lens)}
+
+
+def expect(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What ONNX Runtime gives, which the fake's engines run on: equal to the bit."""
+    return make_runner("onnxruntime", model).infer(arrays)
+
+
+def same(actual: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
+    """The same tensors, dtypes and bits."""
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.asarray(actual[name]).dtype == array.dtype
+        np.testing.assert_array_equal(np.asarray(actual[name]), array, err_msg=name)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import engines
@@ -24,19 +23,19 @@ import tensorrt_packages
 import torch
 from click.testing import CliRunner, Result
 from cpu_library import CACHE, ROOT, library, tool_environment
+from engines import info
 from exported import rare
 from onnx import TensorProto, helper
 
 from flashrnn_deploy import gpus
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.cli import main
-from flashrnn_deploy.engine import api, network, sidecar
-from flashrnn_deploy.engine.build import _use_cache, build_engine
-from flashrnn_deploy.engine.profiles import make_profiles
+from flashrnn_deploy.engine import api, sidecar
+from flashrnn_deploy.engine.build import build_engine
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import convert_file, export
 from flashrnn_deploy.nn import MultiHeadRNN
-from flashrnn_deploy.op import DOMAIN, RNNSpec
+from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.shapes import flashrnn_nodes, tensors_of
 
 LSTM = RNNSpec("lstm", 2, 8)
@@ -81,146 +80,6 @@ def refused(result: Any, message: str, code: int | None = None) -> None:
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")
     assert message in lines[0]
-
-
-# Profiles.
-
-
-def info(name: str, *dims: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, list(dims))
-
-
-def inputs_only(*values: onnx.ValueInfoProto) -> onnx.ModelProto:
-    node = helper.make_node("Identity", [values[0].name], ["out"])
-    return helper.make_model(helper.make_graph([node], "g", list(values), [info("out")]))
-
-
-TWO = inputs_only(info("x", "time", "batch", 64), info("h", 1, 1, "batch", 8), info("n", "beams", 3))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], {"x": [(1, 1, 64), (100, 4, 64), (512, 16, 64)], "h": [(1, 1, 1, 8), (1, 1, 4, 8), (1, 1, 16, 8)]}),
-        ([], {"n": [(1, 3), (16, 3), (256, 3)]}),
-        (
-            ["x=1x2x64:3x4x64:5x6x64"],
-            {"x": [(1, 2, 64), (3, 4, 64), (5, 6, 64)], "h": [(1, 1, n, 8) for n in (2, 4, 6)]},
-        ),
-        (["x=7X1X64"], {"x": [(7, 1, 64)] * 3, "h": [(1, 1, 1, 8)] * 3}),
-        (["time=2:3:4"], {"x": [(2, 1, 64), (3, 4, 64), (4, 16, 64)]}),
-        (["batch=8", "n=1x3:2x3:3x3"], {"h": [(1, 1, 8, 8)] * 3, "n": [(1, 3), (2, 3), (3, 3)]}),
-        (["h=1x1x1x8:1x1x2x8:1x1x3x8", "x=1x1x64:9x2x64:9x3x64"], {"x": [(1, 1, 64), (9, 2, 64), (9, 3, 64)]}),
-    ],
-)
-def test_profiles(options: list[str], expected: dict[str, list[tuple[int, ...]]]) -> None:
-    profiles = make_profiles(TWO, options)
-    assert {n: [profiles[n].min, profiles[n].opt, profiles[n].max] for n in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("x", "write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64"),
-        ("x=1x1x64:2x2x64", "write it as"),
-        ("x=1x-1x64", "write it as"),
-        ("y=1", "has no such input or axis; its inputs are x float32[time, batch, 64]; h "),
-        ("x=1x1:2x2:3x3", "[1, 1] does not fit the model's x float32[time, batch, 64]"),
-        ("x=1x1x63", "[1, 1, 63] does not fit the model's x"),
-        ("time=3:2:4", "3:2:4 is not MIN:OPT:MAX in rising order"),
-        ("batch=1x2:2x2:3x2", "has no such input or axis"),
-    ],
-)
-def test_shapes_that_cannot_be(option: str, message: str) -> None:
-    with pytest.raises(FlashRNNError) as error:
-        make_profiles(TWO, [option])
-    assert message in str(error.value)
-    assert str(error.value).startswith(f"--shapes {option}: ")
-
-
-def test_shapes_that_contradict() -> None:
-    with pytest.raises(
-        FlashRNNError, match="batch=1:2:4 and --shapes x=1x1x64:2x2x64:3x3x64 give one axis the sizes 1:2:4"
-    ):
-        make_profiles(TWO, ["x=1x1x64:2x2x64:3x3x64", "batch=1:2:4"])
-
-
-def test_axes_without_names_follow_their_role() -> None:
-    """A file may leave dimensions unnamed; flashrnn.axes then says which is the batch."""
-    model = inputs_only(info("x", "time", "batch", 64), info("h", 1, None, 8))
-    assert make_profiles(model, ["batch=2"])["h"].max == (1, 256, 8)
-    models.set_metadata(model, "flashrnn.axes", {"h": {"time": None, "batch": 1}})
-    assert make_profiles(model, ["batch=2"])["h"].max == (1, 2, 8)
-
-
-# What the parser gets.
-
-
-def test_function_bodies_are_left_out(tmp_path: Path) -> None:
-    """Parsers up to TensorRT 10.6 would expand them; functions of others stay."""
-    model = models.network(LSTM)
-    other = onnx.FunctionProto()
-    other.CopyFrom(model.functions[0])
-    other.domain = "elsewhere"
-    model.functions.append(other)
-    path = models.save(model, tmp_path / "m.onnx")
-    assert [f.domain for f in network._for_parser(path, weak=False).functions] == ["elsewhere"]
-    assert {f.domain for f in onnx.load(path).functions} == {DOMAIN, "elsewhere"}
-
-
-def test_tensorrt_8_gets_int32_lengths(tmp_path: Path) -> None:
-    """It narrows int64 with a warning; lengths that only a Cast reads are declared int32 instead."""
-    path = models.save(models.network(LSTM, lens=True), tmp_path / "m.onnx")
-    for weak, dtype in ((False, TensorProto.INT64), (True, TensorProto.INT32)):
-        model = network._for_parser(path, weak)
-        (lens,) = (v for v in model.graph.input if v.name == "lens")
-        assert lens.type.tensor_type.elem_type == dtype
-        onnx.checker.check_model(model)
-
-
-def test_tensorrt_8_is_held_to_the_dtype() -> None:
-    """Its networks are weakly typed: each FlashRNN node gets its precision, and states are float32."""
-    spec = RNNSpec("lstm", 2, 8, dtype="float16")
-    model = models.network(spec)
-    calls: list[Any] = []
-    layer = SimpleNamespace(type="plugin", name="rnn", set_output_type=lambda i, t: calls.append((i, t)))
-    other = SimpleNamespace(type="matmul", name="head")
-    net = SimpleNamespace(num_layers=2, get_layer=lambda i: (layer, other)[i])
-    config = SimpleNamespace(set_flag=calls.append)
-    flags = SimpleNamespace(FP16="fp16", OBEY_PRECISION_CONSTRAINTS="obey")
-    common = {"BuilderFlag": flags, "float16": "half", "float32": "float", "__name__": "tensorrt"}
-    kinds = SimpleNamespace(PLUGIN_V2="plugin")
-    nodes = flashrnn_nodes(model, tensors_of(model))
-    network.constrain(SimpleNamespace(__version__="8.6.1", LayerType=kinds, **common), net, config, nodes)
-    assert calls == ["fp16", "obey", (0, "half"), (1, "float")]
-    assert layer.precision == "half"
-    calls.clear()
-    network.constrain(SimpleNamespace(__version__="10.0.1", LayerType=kinds, **common), net, config, nodes)
-    assert not calls
-
-
-class Config:
-    """Of IBuilderConfig what a timing cache needs; a cache of another TensorRT starts with another letter."""
-
-    def create_timing_cache(self, data: bytes) -> Any:
-        return SimpleNamespace(data=data, serialize=lambda: b"T" + data) if data[:1] in (b"", b"T") else None
-
-    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-        assert not ignore_mismatch
-        return cache.data != b"Tanother GPU"
-
-
-def test_timing_cache(tmp_path: Path) -> None:
-    path, log = tmp_path / "times", SimpleNamespace(take=lambda: "why")
-    assert _use_cache(Config(), None, log) is None
-    path.write_bytes(_use_cache(Config(), path, log).serialize())
-    assert _use_cache(Config(), path, log).data == b"T"
-    for junk in (b"junk", b"Tanother GPU"):
-        path.write_bytes(junk)
-        with pytest.raises(
-            FlashRNNError, match=r"times is not a timing cache of this TensorRT and GPU: delete it.*why"
-        ):
-            _use_cache(Config(), path, log)
 
 
 # Engines.
