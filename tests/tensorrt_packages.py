@@ -20,12 +20,17 @@ def _pip(*arguments: str) -> None:
         pytest.skip(f"pip cannot {' '.join(arguments)}: {done.stderr.strip()[-200:]}")
 
 
-def rtx_folder() -> Path:
-    """A folder for ``sys.path`` with TensorRT-RTX, 96 MB of wheels, installed once into .cache/."""
-    folder = CACHE / "tensorrt-rtx-1.7.1"
-    if not (folder / "tensorrt_rtx_bindings").is_dir():
-        _pip("install", "-q", "--no-deps", "--target", str(folder), *RTX)
+def installed(name: str, module: str, *packages: str) -> Path:
+    """A folder for ``sys.path`` with packages that are none of the test environment's, installed once into .cache/."""
+    folder = CACHE / name
+    if not (folder / module).is_dir():
+        _pip("install", "-q", "--no-deps", "--only-binary", ":all:", "--target", str(folder), *packages)
     return folder
+
+
+def rtx_folder() -> Path:
+    """TensorRT-RTX, 96 MB of wheels."""
+    return installed("tensorrt-rtx-1.7.1", "tensorrt_rtx_bindings", *RTX)
 
 
 def headers_folder() -> Path:
