@@ -107,8 +107,11 @@ class Plugin final : public IPluginV2DynamicExt {
 
   DimsExprs getOutputDimensions(std::int32_t output, const DimsExprs* inputs, std::int32_t num_inputs,
                                 IExprBuilder& builder) noexcept override {
-    DimsExprs dims{-1, {}};  // what TensorRT takes for a failure
-    guarded([&] { dims = output_dims(node_, output, inputs, num_inputs, builder); });
+    DimsExprs dims{};
+    const bool good = guarded([&] { dims = output_dims(node_, output, inputs, num_inputs, builder); });
+    // What TensorRT takes for a failure. Set here and not before: GCC 12 lets the callee write into `dims` directly,
+    // and what it leaves there when it throws is not what was there.
+    if (!good) dims.nbDims = -1;
     return dims;
   }
 

@@ -3,6 +3,7 @@
 #include <NvInfer.h>
 #include <NvOnnxParser.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -164,26 +165,34 @@ void build_engine(const std::string& model, const std::string& engine, const Bui
   if (options.workspace_mib > 0) {
     config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, options.workspace_mib << 20);
   }
+  if (!options.tf32) config->clearFlag(nvinfer1::BuilderFlag::kTF32);  // TensorRT sets it
   constrain(*network, *config, options);
-  nvinfer1::IOptimizationProfile& profile = *builder->createOptimizationProfile();  // the builder's
   Json shapes = Json::object(), dtypes = Json::object();
+  // Before 8.6 no two contexts may use one profile: each session gets its own.
+  const int num_profiles = NV_TENSORRT_MAJOR == 8 ? options.sessions : 1;
+  std::vector<nvinfer1::IOptimizationProfile*> profiles;  // the builder's
+  for (int k = 0; k < num_profiles; ++k) profiles.push_back(builder->createOptimizationProfile());
   for (int i = 0; i < network->getNbInputs(); ++i) {
     const nvinfer1::ITensor& input = *network->getInput(i);
-    const std::vector<Dims> sizes = profile_of(input.getName(), from_nv(input.getDimensions()), file, options);
+    const Dims dims = from_nv(input.getDimensions());
+    const std::vector<Dims> sizes = profile_of(input.getName(), dims, file, options);
     Json entry = Json::object();
-    for (std::size_t k = 0; k < 3; ++k) {
-      profile.setDimensions(input.getName(), kSelectors[k], to_nv(sizes[k]));
-      entry.members.emplace_back(kSelectorNames[k], shape_json(sizes[k]));
-    }
+    for (std::size_t k = 0; k < 3; ++k) entry.members.emplace_back(kSelectorNames[k], shape_json(sizes[k]));
     shapes.members.emplace_back(input.getName(), entry);
     dtypes.members.emplace_back(input.getName(), name(from_nv(input.getType(), input.getName())));
+    if (std::find(dims.begin(), dims.end(), -1) == dims.end()) continue;
+    for (nvinfer1::IOptimizationProfile* profile : profiles) {
+      for (std::size_t k = 0; k < 3; ++k) profile->setDimensions(input.getName(), kSelectors[k], to_nv(sizes[k]));
+    }
   }
   for (int i = 0; i < network->getNbOutputs(); ++i) {
     const nvinfer1::ITensor& output = *network->getOutput(i);
     dtypes.members.emplace_back(output.getName(), name(from_nv(output.getType(), output.getName())));
   }
-  if (config->addOptimizationProfile(&profile) < 0)
-    fail("TensorRT refuses the shapes ", shapes.dump(), ": ", log.take());
+  for (const nvinfer1::IOptimizationProfile* profile : profiles) {
+    if (config->addOptimizationProfile(profile) < 0)
+      fail("TensorRT refuses the shapes ", shapes.dump(), ": ", log.take());
+  }
 
   const std::unique_ptr<nvinfer1::IHostMemory> memory(builder->buildSerializedNetwork(*network, *config));
   if (memory == nullptr) fail("TensorRT ", here.tensorrt, " cannot build an engine of ", model, ": ", log.take());

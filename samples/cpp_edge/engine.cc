@@ -9,10 +9,14 @@ namespace flashrnn_edge {
 Engine::Engine(const std::string& path, const std::vector<std::string>& plugins, bool trust, bool verbose)
     : log_(std::make_unique<Log>(verbose)) {
   const std::string bytes = read_file(path);
+  Json sidecar;
+  if (!trust) {
+    sidecar = read_sidecar(path);
+    check_bytes(path, bytes, sidecar);
+  }
   const Running here = running(plugins);
   if (!trust) {
-    const Json sidecar = read_sidecar(path);
-    check_sidecar(path, bytes, sidecar, here);
+    check_place(path, sidecar, here);
     read_sidecar_facts(sidecar);
   }
   for (const std::string& plugin : plugins) load_plugin(plugin);
@@ -60,6 +64,28 @@ const TensorInfo& Engine::tensor(const std::string& name) const {
     names += (names.empty() ? "" : ", ") + tensor.name;
   }
   fail("the engine has no tensor ", name, "; it has ", names);
+}
+
+int Engine::take_profile() const {
+#if NV_TENSORRT_MAJOR == 8
+  const std::lock_guard<std::mutex> lock(profiles_->mutex);
+  std::vector<bool>& taken = profiles_->taken;
+  taken.resize(static_cast<std::size_t>(engine_->getNbOptimizationProfiles()));
+  const auto free = std::find(taken.begin(), taken.end(), false);
+  if (free == taken.end())
+    fail("the engine was built for ", taken.size(), " session(s) at once: build it with --sessions");
+  *free = true;
+  return static_cast<int>(free - taken.begin());
+#else
+  return 0;
+#endif
+}
+
+void Engine::give_back_profile(int profile) const {
+  const std::lock_guard<std::mutex> lock(profiles_->mutex);
+  if (static_cast<std::size_t>(profile) < profiles_->taken.size()) {
+    profiles_->taken[static_cast<std::size_t>(profile)] = false;
+  }
 }
 
 bool Engine::is_length(const std::string& input) const {

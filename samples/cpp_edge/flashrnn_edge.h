@@ -13,6 +13,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,11 +47,21 @@ class Engine {
   nvinfer1::ICudaEngine& engine() const { return *engine_; }
   Log& log() const { return *log_; }
 
+  // The profile of a new session: the first for all, but one for each with TensorRT 8. Throws Error where none is left.
+  int take_profile() const;
+  void give_back_profile(int profile) const;
+
  private:
   void read_sidecar_facts(const Json& sidecar);
   void read_tensors();
 
+  struct Profiles {
+    std::mutex mutex;
+    std::vector<bool> taken;
+  };
+
   std::unique_ptr<Log> log_;
+  std::unique_ptr<Profiles> profiles_ = std::make_unique<Profiles>();
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
   Json axes_;
@@ -92,10 +103,13 @@ class Session {
   void enqueue();
   void launch();
   void drop_graph();
+  void allocate();
+  void close();
   std::size_t bytes_now(const TensorInfo& tensor) const;
   std::int64_t batch_of(const Arrays& inputs) const;
 
   const Engine& engine_;
+  int profile_;
   std::unique_ptr<nvinfer1::IExecutionContext> context_;
   cudaStream_t stream_ = nullptr;
   std::map<std::string, Buffer> buffers_;

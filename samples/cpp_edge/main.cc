@@ -51,7 +51,7 @@ struct Arguments {
 Arguments parse(int argc, char** argv) {
   const std::vector<std::string> with_value = {"-o",      "--plugin", "--shape", "--workspace",
                                                "--input", "--chunk",  "--repeat"};
-  const std::vector<std::string> alone = {"--cublas", "--graph", "--profile", "--trust-engine", "-v"};
+  const std::vector<std::string> alone = {"--cublas", "--tf32", "--graph", "--profile", "--trust-engine", "-v"};
   const auto is_in = [](const std::vector<std::string>& list, const std::string& word) {
     return std::find(list.begin(), list.end(), word) != list.end();
   };
@@ -93,7 +93,9 @@ void build(const Arguments& arguments) {
   options.plugin = arguments.one("--plugin");
   options.shapes = arguments.all("--shape");
   options.workspace_mib = static_cast<std::size_t>(arguments.number("--workspace"));
+  if (arguments.has("--sessions")) options.sessions = static_cast<int>(arguments.number("--sessions"));
   options.cublas = arguments.has("--cublas");
+  options.tf32 = arguments.has("--tf32");
   options.verbose = arguments.has("-v");
   if (!arguments.has("-o")) fail("build needs -o ENGINE");
   build_engine(arguments.words[1], arguments.one("-o"), options);

@@ -17,8 +17,10 @@ void check_cuda(cudaError_t error, const char* what) {
 
 void Log::log(Severity severity, const char* message) noexcept {
   if (verbose_) std::fprintf(stderr, "[TensorRT] %s\n", message);
-  if (severity > Severity::kERROR || errors_.size() > 500) return;
+  if (severity > Severity::kERROR) return;
   try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (errors_.size() > 500) return;
     std::string line = message;
     for (char& c : line) c = c == '\n' || c == '\r' ? ' ' : c;
     errors_ += (errors_.empty() ? "" : "; ") + line;
@@ -28,6 +30,7 @@ void Log::log(Severity severity, const char* message) noexcept {
 }
 
 std::string Log::take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::string said = errors_.empty() ? "it does not say why" : errors_;
   errors_.clear();
   return said;

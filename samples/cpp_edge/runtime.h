@@ -4,6 +4,7 @@
 #include <NvInfer.h>
 #include <cuda_runtime_api.h>
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ class Log final : public nvinfer1::ILogger {
 
  private:
   bool verbose_;
+  std::mutex mutex_;  // TensorRT logs from any thread
   std::string errors_;
 };
 

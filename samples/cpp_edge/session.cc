@@ -22,10 +22,34 @@ Array left_of(const Array& lengths, std::int64_t start, std::int64_t steps) {
 }  // namespace
 
 Session::Session(const Engine& engine, bool graph, nvinfer1::IProfiler* profiler)
-    : engine_(engine), context_(engine.engine().createExecutionContext()), use_graph_(graph && profiler == nullptr) {
-  if (context_ == nullptr) fail("TensorRT makes no execution context: ", engine.log().take());
-  if (profiler != nullptr) context_->setProfiler(profiler);
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a CUDA stream");
+    : engine_(engine), profile_(engine.take_profile()), use_graph_(graph && profiler == nullptr) {
+  try {
+    context_.reset(engine.engine().createExecutionContext());
+    if (context_ == nullptr) fail("TensorRT makes no execution context: ", engine.log().take());
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a CUDA stream");
+    if (profile_ > 0 && !context_->setOptimizationProfileAsync(profile_, stream_)) {
+      fail("TensorRT does not take the profile ", profile_, ": ", engine.log().take());
+    }
+    if (profiler != nullptr) context_->setProfiler(profiler);
+    allocate();
+    reset();
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+Session::~Session() { close(); }
+
+void Session::close() {
+  (void)cudaStreamSynchronize(stream_);
+  drop_graph();
+  context_.reset();
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  engine_.give_back_profile(profile_);
+}
+
+void Session::allocate() {
   for (const TensorInfo& tensor : engine_.tensors()) {
     if (tensor.is_input) set_shape(tensor, tensor.max);
   }
@@ -37,13 +61,6 @@ Session::Session(const Engine& engine, bool graph, nvinfer1::IProfiler* profiler
     buffer.memory.reset(memory);
     if (!context_->setTensorAddress(tensor.name.c_str(), memory)) fail(tensor.name, ": ", engine_.log().take());
   }
-  reset();
-}
-
-Session::~Session() {
-  (void)cudaStreamSynchronize(stream_);
-  drop_graph();
-  (void)cudaStreamDestroy(stream_);
 }
 
 void Session::drop_graph() {

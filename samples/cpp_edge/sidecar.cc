@@ -110,8 +110,7 @@ Json read_sidecar(const std::string& engine) {
   return sidecar;
 }
 
-void check_sidecar(const std::string& engine, const std::string& engine_bytes, const Json& sidecar,
-                   const Running& here) {
+void check_bytes(const std::string& engine, const std::string& engine_bytes, const Json& sidecar) {
   const Json& wanted = sidecar["engine"];
   if (wanted["bytes"].number != static_cast<double>(engine_bytes.size())) {
     fail(engine, " has ", engine_bytes.size(), " bytes, and its sidecar says ", wanted["bytes"].dump(),
@@ -121,6 +120,9 @@ void check_sidecar(const std::string& engine, const std::string& engine_bytes, c
     fail(engine, " does not have the SHA-256 that its sidecar says: it is damaged, or of another build; ",
          rebuild(engine, sidecar));
   }
+}
+
+void check_place(const std::string& engine, const Json& sidecar, const Running& here) {
   const std::string product = sidecar["rtx"].boolean ? "TensorRT-RTX" : "TensorRT";
   const std::string &tensorrt = sidecar["tensorrt"].string, &capability = sidecar["compute_capability"].string;
   if (sidecar["rtx"].boolean || tensorrt != here.tensorrt || capability != here.compute_capability) {

@@ -27,8 +27,9 @@ Json describe_engine(const std::string& engine_bytes, const std::string& model, 
 // The sidecar of an engine. Throws Error where there is none or it cannot be read.
 Json read_sidecar(const std::string& engine);
 
-// Throws Error, one sentence with the command that builds the engine anew, where something does not match.
-void check_sidecar(const std::string& engine, const std::string& engine_bytes, const Json& sidecar,
-                   const Running& here);
+// Each throws Error, one sentence with the command that builds the engine anew, where something does not match: the
+// engine's bytes; then TensorRT, the device and the plugin library.
+void check_bytes(const std::string& engine, const std::string& engine_bytes, const Json& sidecar);
+void check_place(const std::string& engine, const Json& sidecar, const Running& here);
 
 }  // namespace flashrnn_edge

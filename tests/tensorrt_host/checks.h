@@ -18,4 +18,6 @@ void check_serialization(Library& library);
 void check_calls(Library& library);
 void check_contexts(Library& library);  // eight of one layer, on eight threads and streams at once
 
+void print_times(Library& library);  // with FLASHRNN_HOST_CUDA
+
 }  // namespace host
