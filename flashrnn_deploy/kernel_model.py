@@ -78,7 +78,7 @@ LARGEST_GRID_HEAD = 4096
 def grid_exchange_ns(blocks: int, replicas: int) -> int:
     """Exchange of h through L2 among ``blocks`` blocks, ns per step.
 
-    The exchange alone was measured as 570, 650, 830 and 1000 at 16, 32, 64 and 128 blocks and 840 at 128 with 4 replicas;
+    The exchange alone was measured as 570, 650, 830 and 1000 at 16, 32, 64 and 128 blocks and 840 at 128 with 4 copies;
     330 + a square root meets all five within 4 %. Fewer than 16 blocks gain nothing. The kernels take 70 ns more.
     """
     return round(400 + 60 * math.sqrt(max(16, blocks / math.sqrt(replicas))))
