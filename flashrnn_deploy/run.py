@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashrnn_deploy import feeds, streaming
-from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.backends import Runner, make_runner
 from flashrnn_deploy.coverage import cuda_notes
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files, write_outputs
 from flashrnn_deploy.graph import walk_nodes
 from flashrnn_deploy.op import is_flashrnn
 from flashrnn_deploy.shapes import axes_of, tensors_of
+
+if TYPE_CHECKING:
+    from flashrnn_deploy.backends.trt import TrtRunner
 
 BODY_NOTE = (
     "the FlashRNN op runs on the function body in the file, up to 5 times slower than a plugin library: build one with "
@@ -58,24 +62,23 @@ def run(
         file = Path(entry.partition("=")[2])
         if file.resolve().parent == output.resolve():
             raise FlashRNNError(f"the input {file} lies in the output directory {output}: choose another -o DIR")
-    engine = None
-    if backend == "tensorrt":
-        from flashrnn_deploy.backends.trt import TrtRunner
-
-        engine = TrtRunner(path, plugins, trust=trust_engine)
-    elif trust_engine or path.suffix in (".engine", ".plan", ".trt"):
-        raise FlashRNNError(f"{path if not trust_engine else '--trust-engine'} belongs to --backend tensorrt")
-    model = engine.signature() if engine else load_model(path)
-    tensors = tensors_of(model)
-    axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)
-    arrays = feeds.check_feeds(model, tensors, axes, feeds.read_feeds(inputs), pairs)
-    if chunk is not None:
-        if chunk < 1:
-            raise FlashRNNError(f"--chunk {chunk}: a chunk has at least one step")
-        if engine is None or states or not engine.checked_for_chunks():
-            streaming.check_chunkable(model, tensors, axes, pairs)
-    with new_files(output) as folder:
-        runner = engine or make_runner(backend, model, plugins, device, path)
+    with contextlib.ExitStack() as stack:  # closes the runner, also where a later check refuses
+        engine = _open_engine(path, backend, plugins, trust_engine)
+        if engine:
+            stack.callback(engine.close)
+        model = engine.signature() if engine else load_model(path)
+        tensors = tensors_of(model)
+        axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, states)
+        arrays = feeds.check_feeds(model, tensors, axes, feeds.read_feeds(inputs), pairs)
+        if chunk is not None:
+            if chunk < 1:
+                raise FlashRNNError(f"--chunk {chunk}: a chunk has at least one step")
+            if engine is None or states or not engine.checked_for_chunks():
+                streaming.check_chunkable(model, tensors, axes, pairs)
+        folder = stack.enter_context(new_files(output))
+        runner: Runner | None = engine
+        if runner is None:
+            runner = stack.enter_context(contextlib.closing(make_runner(backend, model, plugins, device, path)))
         if backend == "onnxruntime" and not plugins and any(is_flashrnn(node) for node in walk_nodes(model)):
             note(BODY_NOTE)
         if device == "cuda" and plugins:
@@ -87,5 +90,14 @@ def run(
         else:
             span = engine.carry(pairs) if engine else (0, None)
             results = streaming.run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model), span)
-        runner.close()
         return write_outputs(folder, results, {"model": str(path), "backend": backend, "chunk": chunk})
+
+
+def _open_engine(path: Path, backend: str, plugins: Sequence[Path], trust: bool) -> TrtRunner | None:
+    if backend == "tensorrt":
+        from flashrnn_deploy.backends.trt import TrtRunner
+
+        return TrtRunner(path, plugins, trust=trust)
+    if trust or path.suffix in (".engine", ".plan", ".trt"):
+        raise FlashRNNError(f"{path if not trust else '--trust-engine'} belongs to --backend tensorrt")
+    return None

@@ -252,10 +252,21 @@ def test_zero_states(command: Any, tmp_path: Path) -> None:
         (models.network(LSTM), {"y": np.zeros(1)}, [], "the model has no input y; its inputs are "),
     ],
 )
-def test_refusals(command: Any, tmp_path: Path, model: Any, arrays: Any, options: Any, message: str) -> None:
+def test_refusals(
+    command: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: Any,
+    arrays: Any,
+    options: Any,
+    message: str,
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(TrtRunner, "close", lambda self: closed.append(self))
     engine = engines.write(model, tmp_path / "m.engine")
     result = command(engine, {"x": np.zeros((5, 2, 5), np.float32)} | arrays, *options)
     assert result.exit_code == 1
+    assert len(closed) == 1, "a program that goes on does not keep the GPU's memory"
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
