@@ -74,6 +74,19 @@ std::vector<Dims> profile_of(const std::string& input, const Dims& dims, const O
   return shapes;
 }
 
+void check_shape_names(const OnnxFile& file, const BuildOptions& options) {
+  for (const std::string& option : options.shapes) {
+    const std::string name = option.substr(0, option.rfind('='));
+    bool known = false;
+    std::string names;
+    for (const auto& [input, axes] : file.inputs) {
+      known = known || name == input || std::find(axes.begin(), axes.end(), name) != axes.end();
+      names += (names.empty() ? "" : ", ") + input;
+    }
+    if (!known) fail("--shape ", option, ": the model has no input or axis of this name; its inputs are ", names);
+  }
+}
+
 void check_plugins(const OnnxFile& file) {
   for (const OnnxNode& node : file.nodes) {
     if (node.domain != "flashrnn" || has_plugin(node.op_type)) continue;
@@ -84,23 +97,31 @@ void check_plugins(const OnnxFile& file) {
   }
 }
 
-// TensorRT 8 chooses the precision of layers itself: our layers are held to the types of the file.
-void constrain([[maybe_unused]] INetworkDefinition& network, [[maybe_unused]] IBuilderConfig& config,
-               [[maybe_unused]] const BuildOptions& options) {
+// The networks of TensorRT 8 are weakly typed: our layers are held to the types of the file. Float16 has to be allowed
+// for a model that has it. A layer's precision is no way: it would concern sequence_lens and the states as well.
+void constrain([[maybe_unused]] const OnnxFile& file, [[maybe_unused]] INetworkDefinition& network,
+               [[maybe_unused]] IBuilderConfig& config, [[maybe_unused]] const BuildOptions& options) {
 #if NV_TENSORRT_MAJOR == 8
   using nvinfer1::DataType;
-  bool half = false;
-  for (int i = 0; i < network.getNbLayers(); ++i) {
-    nvinfer1::ILayer& layer = *network.getLayer(i);
-    if (layer.getType() != nvinfer1::LayerType::kPLUGIN_V2) continue;
-    const DataType type = layer.getInput(1)->getType();  // of r, a constant
-    half = half || type == DataType::kHALF;
-    layer.setPrecision(type);
-    layer.setOutputType(0, type);
-    layer.setOutputType(1, DataType::kFLOAT);
+  for (const auto& [name, type] : file.types) {
+    if (type == kOnnxBfloat16) fail("TensorRT 8 has no bfloat16: export the model with --dtype float16");
+    if (type == kOnnxFloat16) config.setFlag(nvinfer1::BuilderFlag::kFP16);
   }
-  if (half) config.setFlag(nvinfer1::BuilderFlag::kFP16);
-  config.setFlag(nvinfer1::BuilderFlag::kOBEY_PRECISION_CONSTRAINTS);
+  if (config.getFlag(nvinfer1::BuilderFlag::kFP16)) {
+    config.setFlag(nvinfer1::BuilderFlag::kOBEY_PRECISION_CONSTRAINTS);
+    std::map<std::string, bool> halves;  // our layers, by name
+    for (const OnnxNode& node : file.nodes) {
+      const auto r = node.inputs.size() > 1 ? file.types.find(node.inputs[1]) : file.types.end();
+      if (node.domain == "flashrnn" && r != file.types.end()) halves[node.name] = r->second == kOnnxFloat16;
+    }
+    for (int i = 0; i < network.getNbLayers(); ++i) {
+      nvinfer1::ILayer& layer = *network.getLayer(i);
+      const auto found = halves.find(layer.getName());
+      if (layer.getType() != nvinfer1::LayerType::kPLUGIN_V2 || found == halves.end()) continue;
+      layer.setOutputType(0, found->second ? DataType::kHALF : DataType::kFLOAT);
+      layer.setOutputType(1, DataType::kFLOAT);
+    }
+  }
   if (!options.cublas) {
     using nvinfer1::TacticSource;
     config.setTacticSources(1u << static_cast<unsigned>(TacticSource::kEDGE_MASK_CONVOLUTIONS) |
@@ -147,6 +168,7 @@ void add_model_facts(const OnnxFile& file, Json& facts) {
 
 void build_engine(const std::string& model, const std::string& engine, const BuildOptions& options) {
   const OnnxFile file = read_onnx(read_file(model), model);
+  check_shape_names(file, options);
   const Running here = running({});
   if (!options.plugin.empty()) load_plugin(options.plugin);
   check_plugins(file);
@@ -157,7 +179,7 @@ void build_engine(const std::string& model, const std::string& engine, const Bui
   const std::unique_ptr<INetworkDefinition> network(builder->createNetworkV2(network_flags()));
   const std::unique_ptr<nvonnxparser::IParser> parser(nvonnxparser::createParser(*network, log));
   if (!parser->parse(file.bytes.data(), file.bytes.size(), model.c_str())) {
-    const std::string said = parser->getNbErrors() > 0 ? parser->getError(0)->desc() : log.take();
+    const std::string said = parser->getNbErrors() > 0 ? one_line(parser->getError(0)->desc()) : log.take();
     fail("TensorRT ", here.tensorrt, " cannot read ", model, ": ", said);
   }
 
@@ -166,7 +188,7 @@ void build_engine(const std::string& model, const std::string& engine, const Bui
     config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, options.workspace_mib << 20);
   }
   if (!options.tf32) config->clearFlag(nvinfer1::BuilderFlag::kTF32);  // TensorRT sets it
-  constrain(*network, *config, options);
+  constrain(file, *network, *config, options);
   Json shapes = Json::object(), dtypes = Json::object();
   // Before 8.6 no two contexts may use one profile: each session gets its own.
   const int num_profiles = NV_TENSORRT_MAJOR == 8 ? options.sessions : 1;

@@ -18,4 +18,10 @@ template <class... Parts>
   throw Error(text.str());
 }
 
+// A message of TensorRT's, which may have line ends, for one line.
+inline std::string one_line(std::string text) {
+  for (char& c : text) c = c == '\n' || c == '\r' ? ' ' : c;
+  return text;
+}
+
 }  // namespace flashrnn_edge

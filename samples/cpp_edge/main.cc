@@ -49,8 +49,8 @@ struct Arguments {
 };
 
 Arguments parse(int argc, char** argv) {
-  const std::vector<std::string> with_value = {"-o",      "--plugin", "--shape", "--workspace",
-                                               "--input", "--chunk",  "--repeat"};
+  const std::vector<std::string> with_value = {"-o",         "--plugin", "--shape", "--workspace",
+                                               "--sessions", "--input",  "--chunk", "--repeat"};
   const std::vector<std::string> alone = {"--cublas", "--tf32", "--graph", "--profile", "--trust-engine", "-v"};
   const auto is_in = [](const std::vector<std::string>& list, const std::string& word) {
     return std::find(list.begin(), list.end(), word) != list.end();

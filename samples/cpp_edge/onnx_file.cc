@@ -101,15 +101,17 @@ OnnxNode read_node(const Field& message) {
 }
 
 void read_initializer(const Field& message, OnnxFile& file) {
+  const std::string name = text_of(message, 8);
   Dims dims;
   for_each_field(message, [&](const Field& field) {
+    if (field.number == 2) file.types[name] = static_cast<std::int64_t>(field.value);
     if (field.number != 1) return;
     if (field.begin == nullptr) return dims.push_back(static_cast<std::int64_t>(field.value));
     for (const char* at = field.begin; at != field.end;) {  // packed
       dims.push_back(static_cast<std::int64_t>(read_varint(at, field.end)));
     }
   });
-  file.initializers[text_of(message, 8)] = dims;
+  file.initializers[name] = dims;
 }
 
 void read_input(const Field& message, OnnxFile& file) {
@@ -119,6 +121,7 @@ void read_input(const Field& message, OnnxFile& file) {
     for_each_field(type, [&](const Field& tensor) {
       if (tensor.number != 1) return;
       for_each_field(tensor, [&](const Field& shape) {
+        if (shape.number == 1) file.types[text_of(message, 1)] = static_cast<std::int64_t>(shape.value);
         if (shape.number != 2) return;
         for_each_field(shape, [&](const Field& dim) { names.push_back(text_of(dim, 2)); });
       });
@@ -127,12 +130,61 @@ void read_input(const Field& message, OnnxFile& file) {
   file.inputs[text_of(message, 1)] = names;
 }
 
-void read_graph(const Field& graph, OnnxFile& file) {
-  for_each_field(graph, [&](const Field& field) {
-    if (field.number == 1) file.nodes.push_back(read_node(field));
+// Protobuf's encoding of what is added.
+std::string varint(std::uint64_t value) {
+  std::string out;
+  for (; value >= 0x80; value >>= 7) out += static_cast<char>(value | 0x80);
+  return out + static_cast<char>(value);
+}
+std::string number_field(std::uint64_t number, std::uint64_t value) { return varint(number << 3) + varint(value); }
+std::string bytes_field(std::uint64_t number, const std::string& bytes) {
+  return varint(number << 3 | 2) + varint(bytes.size()) + bytes;
+}
+
+std::string node_field(const char* op_type, const std::vector<std::string>& inputs, const std::string& output) {
+  std::string node;
+  for (const std::string& input : inputs) node += bytes_field(1, input);
+  return bytes_field(1, node + bytes_field(2, output) + bytes_field(3, output) + bytes_field(4, op_type));
+}
+
+std::string int64_field(const std::string& name, std::int64_t value) {
+  constexpr std::uint64_t kInt64 = 7;
+  std::string raw;
+  for (int i = 0; i < 8; ++i) raw += static_cast<char>(static_cast<std::uint64_t>(value) >> 8 * i);
+  return bytes_field(5, number_field(1, 1) + number_field(2, kInt64) + bytes_field(8, name) + bytes_field(9, raw));
+}
+
+// Shape(start, end) as Shape and Slice.
+std::string split_shape(const OnnxNode& node) {
+  const auto value = [&](const char* name, std::int64_t otherwise) {
+    const auto found = node.ints.find(name);
+    return found == node.ints.end() ? otherwise : found->second;
+  };
+  const std::string& output = node.outputs.at(0);
+  const std::string all = output + "/shape", start = output + "/start", end = output + "/end";
+  return int64_field(start, value("start", 0)) + int64_field(end, value("end", 0x7fffffff)) +
+         node_field("Shape", {node.inputs.at(0)}, all) + node_field("Slice", {all, start, end}, output);
+}
+
+// Reads the graph; returns it as it goes to the parser.
+std::string read_graph(const Field& graph, OnnxFile& file) {
+  std::string bytes;
+  for (const char* at = graph.begin; at != graph.end;) {
+    const char* const start = at;
+    const Field field = read_field(at, graph.end);
     if (field.number == 5) read_initializer(field, file);
     if (field.number == 11) read_input(field, file);
-  });
+    if (field.number == 1) {
+      file.nodes.push_back(read_node(field));
+      const OnnxNode& node = file.nodes.back();
+      if (node.op_type == "Shape" && node.domain.empty() && node.ints.count("start") + node.ints.count("end") > 0) {
+        bytes += split_shape(node);
+        continue;
+      }
+    }
+    bytes.append(start, at);
+  }
+  return bytes;
 }
 
 bool is_ours(const OnnxNode& node) { return node.domain == kDomain; }
@@ -147,8 +199,11 @@ OnnxFile read_onnx(const std::string& bytes, const std::string& path) {
       const char* const start = at;
       const Field field = read_field(at, end);
       if (field.number == 25 && text_of(field, 10) == kDomain) continue;  // functions, FunctionProto.domain
+      if (field.number == 7) {
+        file.bytes += bytes_field(7, read_graph(field, file));
+        continue;
+      }
       file.bytes.append(start, at);
-      if (field.number == 7) read_graph(field, file);
       if (field.number == 14) file.metadata[text_of(field, 1)] = text_of(field, 2);
     }
   } catch (const Damaged&) {

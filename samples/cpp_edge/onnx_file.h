@@ -16,12 +16,17 @@ struct OnnxNode {
 };
 
 struct OnnxFile {
-  std::string bytes;  // without the function bodies of our ops, which parsers up to TensorRT 10.6 prefer to a plugin
+  // As TensorRT's parsers need it: without the function bodies of our ops, which those up to TensorRT 10.6 prefer to a
+  // plugin, and with Shape(start, end) as Shape and Slice, since those of TensorRT 8 do not see the two attributes.
+  std::string bytes;
   std::map<std::string, std::string> metadata;
   std::vector<OnnxNode> nodes;                             // of the graph, without those of inner graphs
   std::map<std::string, Dims> initializers;                // dims by name
+  std::map<std::string, std::int64_t> types;               // of initializers and inputs: TensorProto.DataType
   std::map<std::string, std::vector<std::string>> inputs;  // of the graph: names of dims, "" where they are sizes
 };
+
+inline constexpr std::int64_t kOnnxFloat16 = 10, kOnnxBfloat16 = 16;
 
 // Throws Error where `bytes`, of a file called `path`, is not a model.
 OnnxFile read_onnx(const std::string& bytes, const std::string& path);

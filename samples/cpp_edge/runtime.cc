@@ -21,9 +21,7 @@ void Log::log(Severity severity, const char* message) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (errors_.size() > 500) return;
-    std::string line = message;
-    for (char& c : line) c = c == '\n' || c == '\r' ? ' ' : c;
-    errors_ += (errors_.empty() ? "" : "; ") + line;
+    errors_ += (errors_.empty() ? "" : "; ") + one_line(message);
   } catch (...) {
     std::fprintf(stderr, "[TensorRT] %s\n", message);
   }
