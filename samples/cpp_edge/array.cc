@@ -36,6 +36,7 @@ std::uint16_t to_half(float value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
   const float size = std::fabs(value);
   if (std::isnan(value)) return 0x7e00;
+  if (size == 0.0f) return sign;
   if (size >= 65520.0f) return static_cast<std::uint16_t>(sign | 0x7c00);
   int exponent = 0;
   (void)std::frexp(size, &exponent);              // size = f 2^exponent, f in [0.5, 1)
