@@ -14,8 +14,9 @@ from flashrnn_deploy.gpus import GPU
 
 LEAST_CMAKE = (3, 18)
 LEAST_NVCC = (11, 4)
-FIRST_NVCC = {80: (11, 0), 86: (11, 1), 87: (11, 4), 89: (11, 8), 90: (11, 8), 100: (12, 8), 120: (12, 8), 110: (13, 0)}
-"""The first CUDA version whose nvcc knows a compute capability (CUDA release notes); older ones know 7.5."""
+FIRST_NVCC = {80: (11, 0), 86: (11, 1), 87: (11, 4), 89: (11, 8), 90: (12, 1), 100: (12, 8), 120: (12, 8), 110: (13, 0)}
+"""The first CUDA version whose nvcc compiles the kernels for a compute capability: the one that knows it (CUDA release
+notes; older ones know 7.5), and for 9.0, known since 11.8, the one with ``st.async`` (PTX ISA 8.1)."""
 
 _USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
 CURES = {
@@ -89,8 +90,13 @@ def _check_nvcc(nvcc: str, gpus: Sequence[GPU]) -> str:
         raise FlashRNNError(f"nvcc {_text(version)} at {nvcc} is too old: install CUDA {_text(LEAST_NVCC)} or newer")
     known = {int(number) for number in re.findall(r"compute_(\d+)", _output(nvcc, "--list-gpu-arch"))}
     for gpu in gpus:
+        first = FIRST_NVCC.get(gpu.compute_capability, LEAST_NVCC)
+        if gpu.compute_capability in known and version < first:
+            raise FlashRNNError(
+                f"nvcc {_text(version)} at {nvcc} lacks instructions that the kernels for {gpu.name} need: install CUDA "
+                f"{_text(first)} or newer, or pass another --nvcc PATH"
+            )
         if gpu.compute_capability not in known:
-            first = FIRST_NVCC.get(gpu.compute_capability, LEAST_NVCC)
             raise FlashRNNError(
                 f"nvcc {_text(version)} at {nvcc} does not know {gpu.arch} ({gpu.name}); it knows "
                 f"{', '.join(f'sm_{k}' for k in sorted(known)) or 'no GPU'}: install CUDA {_text(first)} or newer"

@@ -186,10 +186,12 @@ def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("cmake", "echo cmake version 3.18.4"), ("ninja", "echo 1.10"), ("g++", "")):
         fake_program(tmp_path, name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert toolchain.find_tools([h200], nvcc("11.8", 75, 80, 90)).nvcc_version == "11.8"
+    assert toolchain.find_tools([h200], nvcc("12.1", 75, 80, 90)).nvcc_version == "12.1"
+    with pytest.raises(FlashRNNError, match=r"nvcc 11\.8 .* lacks instructions .* h200 need: install CUDA 12\.1"):
+        toolchain.find_tools([h200], nvcc("11.8", 75, 80, 90))
     with pytest.raises(FlashRNNError, match=r"nvcc 11\.3 .* too old: install CUDA 11\.4"):
         toolchain.find_tools([h200], nvcc("11.3", 75))
-    with pytest.raises(FlashRNNError, match=r"11\.4 .* not know sm_90 \(h200\).*sm_75, sm_80: install CUDA 11\.8"):
+    with pytest.raises(FlashRNNError, match=r"11\.4 .* not know sm_90 \(h200\).*sm_75, sm_80: install CUDA 12\.1"):
         toolchain.find_tools([h200], nvcc("11.4", 75, 80))
     with pytest.raises(FlashRNNError, match=r"14\.0 .* not know sm_90.*not so new"):
         toolchain.find_tools([h200], nvcc("14.0", 100))

@@ -195,7 +195,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) fma_kernel(const __grid_constant__ Tensors t) {
   extern __shared__ __align__(16) char shared[];
   using F = Fma<C>;
-  const FmaLane<C> lane;
+  const FmaLane<C> lane{};
   const Place place = place_of<C>(t);
   const std::uint32_t base = ptx::shared_address(shared);
   FmaStreams<C> streams(t, place, lane, base + F::kRing);
