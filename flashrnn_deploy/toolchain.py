@@ -93,8 +93,8 @@ def _check_nvcc(nvcc: str, gpus: Sequence[GPU]) -> str:
         first = FIRST_NVCC.get(gpu.compute_capability, LEAST_NVCC)
         if gpu.compute_capability in known and version < first:
             raise FlashRNNError(
-                f"nvcc {_text(version)} at {nvcc} lacks instructions that the kernels for {gpu.name} need: install CUDA "
-                f"{_text(first)} or newer, or pass another --nvcc PATH"
+                f"nvcc {_text(version)} at {nvcc} lacks instructions that the kernels for {gpu.name} need: install "
+                f"CUDA {_text(first)} or newer, or pass another --nvcc PATH"
             )
         if gpu.compute_capability not in known:
             raise FlashRNNError(
