@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import models
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from flashrnn_deploy.engine import network
 from flashrnn_deploy.engine.build import _use_cache
@@ -42,8 +44,27 @@ def test_tensorrt_8_gets_int32_lengths(tmp_path: Path) -> None:
         onnx.checker.check_model(model)
 
 
+def test_tensorrt_8_gets_no_shape_with_a_range(tmp_path: Path) -> None:
+    """Its parser ignores start and end: the state of a default batch would get the wrong rank."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["a"], start=1, end=-1),
+        helper.make_node("Shape", ["x"], ["b"], start=-2),
+        helper.make_node("Shape", ["x"], ["c"]),
+    ]
+    sizes = [helper.make_tensor_value_info(n, TensorProto.INT64, [None]) for n in "abc"]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None] * 4)
+    graph = helper.make_graph(nodes, "g", [x], sizes)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    got = network._for_parser(models.save(model, tmp_path / "m.onnx"), weak=True)
+    onnx.checker.check_model(got)
+    assert [n.op_type for n in got.graph.node] == ["Shape", "Slice", "Shape", "Slice", "Shape"]
+    results = ReferenceEvaluator(got).run(None, {"x": np.zeros((2, 3, 4, 5), np.float32)})
+    assert [r.tolist() for r in results] == [[3, 4], [4, 5], [2, 3, 4, 5]]
+
+
 def test_tensorrt_8_is_held_to_the_dtype() -> None:
-    """Its networks are weakly typed: each FlashRNN node gets its precision, and states are float32."""
+    """Its networks are weakly typed: each FlashRNN node keeps its dtype, and states are float32. 8.5.3 refuses a
+    precision of the layer itself, which has int32 and float32 inputs."""
     spec = RNNSpec("lstm", 2, 8, dtype="float16")
     model = models.network(spec)
     calls: list[Any] = []
@@ -57,8 +78,16 @@ def test_tensorrt_8_is_held_to_the_dtype() -> None:
     nodes = flashrnn_nodes(model, tensors_of(model))
     network.constrain(SimpleNamespace(__version__="8.6.1", LayerType=kinds, **common), net, config, nodes)
     assert calls == ["fp16", "obey", (0, "half"), (1, "float")]
-    assert layer.precision == "half"
+    assert not hasattr(layer, "precision")
     calls.clear()
+    single = models.network(LSTM)
+    network.constrain(
+        SimpleNamespace(__version__="8.5.3", LayerType=kinds, **common),
+        net,
+        config,
+        flashrnn_nodes(single, tensors_of(single)),
+    )
+    assert not calls
     network.constrain(SimpleNamespace(__version__="10.0.1", LayerType=kinds, **common), net, config, nodes)
     assert not calls
 

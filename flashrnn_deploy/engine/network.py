@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from flashrnn_deploy.engine import api
 from flashrnn_deploy.errors import FlashRNNError
@@ -62,7 +63,7 @@ def _for_parser(path: Path, weak: bool) -> onnx.ModelProto:
 
     Parsers up to TensorRT 10.6 expand a function rather than look for a plugin; that the plugins are there has been
     checked. TensorRT 8 has no int64 and narrows it with a warning: lengths that are cast to int32 first thing are
-    declared int32 instead.
+    declared int32 instead. Its parser also takes Shape(start, end) for Shape, without a word.
     """
     model = onnx.ModelProto()
     model.ParseFromString(path.read_bytes())
@@ -75,7 +76,26 @@ def _for_parser(path: Path, weak: bool) -> onnx.ModelProto:
             readers = [node for node in model.graph.node if value.name in node.input]
             if value.name in lengths and all(node.op_type == "Cast" for node in readers):
                 value.type.tensor_type.elem_type = TensorProto.INT32
+        _split_shapes(model.graph)
     return model
+
+
+def _split_shapes(graph: onnx.GraphProto) -> None:
+    """Shape(start, end) as Shape and Slice."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        bounds = {a.name: a.i for a in node.attribute if node.op_type == "Shape" and not node.domain}
+        if bounds:
+            output = node.output[0]
+            for name, default in (("start", 0), ("end", 2**31 - 1)):
+                value = numpy_helper.from_array(np.array([bounds.get(name, default)], np.int64), f"{output}/{name}")
+                graph.initializer.append(value)
+            graph.node.append(helper.make_node("Shape", node.input, [f"{output}/shape"]))
+            operands = [f"{output}/shape", f"{output}/start", f"{output}/end"]
+            graph.node.append(helper.make_node("Slice", operands, [output], node.name))
+        else:
+            graph.node.append(node)
 
 
 def _parser_error(error: Any, model: onnx.ModelProto) -> str:
@@ -85,19 +105,20 @@ def _parser_error(error: Any, model: onnx.ModelProto) -> str:
 
 
 def constrain(trt: Any, network: Any, config: Any, nodes: Nodes) -> None:
-    """Hold TensorRT 8, whose networks are weakly typed, to the dtype of each FlashRNN node."""
-    if not _weakly_typed(trt):
-        return
+    """Hold TensorRT 8, whose networks are weakly typed, to the dtype of each FlashRNN node.
+
+    By the types of its outputs, to which the plugin ties those of its inputs. With a precision of the layer TensorRT
+    8.5.3 finds "No supported formats": that would concern the float32 states and the int32 lengths as well.
+    """
     specs = {node.name: spec for node, spec in nodes}
-    if any(spec.dtype == "float16" for spec in specs.values()):
-        config.set_flag(trt.BuilderFlag.FP16)
+    if not _weakly_typed(trt) or all(spec.dtype != "float16" for spec in specs.values()):
+        return
+    config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == trt.LayerType.PLUGIN_V2 and layer.name in specs:
-            dtype = trt.float16 if specs[layer.name].dtype == "float16" else trt.float32
-            layer.precision = dtype
-            layer.set_output_type(0, dtype)
+            layer.set_output_type(0, trt.float16 if specs[layer.name].dtype == "float16" else trt.float32)
             layer.set_output_type(1, trt.float32)
 
 
