@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from cases import model
 from cpu_library import CACHE, ROOT, tool_environment
 from onnx import TensorProto, helper
+from test_tensorrt_plugin import include
 
 from flashrnn_deploy.engine import sidecar
 from flashrnn_deploy.errors import FlashRNNError
@@ -28,6 +30,21 @@ from flashrnn_deploy.op import DOMAIN, RNNSpec
 SAMPLE = ROOT / "samples" / "cpp_edge"
 SOURCES = [SAMPLE / f"{name}.cc" for name in ("array", "files", "json", "onnx_file", "sidecar")]
 HERE = ("8.5.3", "8.7")
+
+
+@pytest.mark.parametrize("release", ["8.5", "8.6", "10.0", "10.14", "11.1"])
+def test_the_rest_compiles_against_each_release(release: str) -> None:
+    """Engines, sessions and, where NvOnnxParser.h is beside the headers, the builder."""
+    nvcc = shutil.which("nvcc")
+    cuda = Path(nvcc).resolve().parents[1] / "include" if nvcc else Path("/usr/local/cuda/include")
+    if not (cuda / "cuda_runtime_api.h").is_file():
+        pytest.skip("there are no CUDA headers here")
+    headers = include(release)
+    options = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+    options += ["-Wno-deprecated-declarations", "-isystem", headers, "-isystem", cuda]
+    names = ["engine", "session", "runtime", "main"] + ["builder"] * (headers / "NvOnnxParser.h").is_file()
+    done = subprocess.run(["g++", *options, *(SAMPLE / f"{n}.cc" for n in names)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @functools.cache

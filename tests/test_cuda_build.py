@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 import configs  # noqa: E402
 import grid_configs  # noqa: E402
 import library  # noqa: E402
+from tensorrt_packages import headers_folder  # noqa: E402
 
 from flashrnn_deploy import gpus, kernel_config  # noqa: E402
 from flashrnn_deploy.cells import CELLS  # noqa: E402
@@ -133,6 +134,18 @@ def test_library_with_cuda_exports_two_symbols_and_needs_no_cuda(tmp_path: Path)
         name.startswith(("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")) for name in needed
     )
     run(sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(built)!r})")
+
+
+@needs_nvcc
+@pytest.mark.full
+def test_library_with_tensorrt_exports_its_two_symbols_more(tmp_path: Path) -> None:
+    options = ["-DFLASHRNN_CUDA_ARCHITECTURES=90a", f"-DFLASHRNN_TENSORRT_INCLUDE={headers_folder()}"]
+    run("cmake", "-S", ROOT / "plugins", "-B", tmp_path / "build", "-G", "Ninja", *options)
+    run("cmake", "--build", tmp_path / "build")
+    symbols = run("nm", "-D", "--defined-only", tmp_path / "build" / "libflashrnn.so").splitlines()
+    assert sorted(line.split()[-1] for line in symbols) == [
+        "RegisterCustomOps", "flashrnn_info", "getCreators", "setLoggerFinder",
+    ]  # fmt: skip
 
 
 @needs_nvcc
