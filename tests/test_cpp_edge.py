@@ -35,9 +35,9 @@ HERE = ("8.5.3", "8.7")
 @pytest.mark.parametrize("release", ["8.5", "8.6", "10.0", "10.14", "11.1"])
 def test_the_rest_compiles_against_each_release(release: str) -> None:
     """Engines, sessions and, where NvOnnxParser.h is beside the headers, the builder."""
-    nvcc = shutil.which("nvcc")
-    cuda = Path(nvcc).resolve().parents[1] / "include" if nvcc else Path("/usr/local/cuda/include")
-    if not (cuda / "cuda_runtime_api.h").is_file():
+    places = [Path(p).resolve().parents[1] for p in [shutil.which("nvcc")] if p] + [Path("/usr/local/cuda")]
+    cuda = next((p / "include" for p in places if (p / "include" / "cuda_runtime_api.h").is_file()), None)
+    if cuda is None:
         pytest.skip("there are no CUDA headers here")
     headers = include(release)
     options = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
