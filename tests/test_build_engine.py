@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 from flashrnn_deploy import gpus
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.cli import main
-from flashrnn_deploy.engine import api, sidecar
+from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.build import build_engine
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import convert_file, export
@@ -196,6 +196,24 @@ def test_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("rtx")
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
+    """Two layers of one file agree about float32: the op has no TF32, and TensorRT's own layers have it by default."""
+    trt = api.load(rtx=True)
+    kept: list[bool] = []
+    constrain = network.constrain
+
+    def note_flag(module: Any, net: Any, config: Any, nodes: Any) -> None:
+        kept.append(config.get_flag(trt.BuilderFlag.TF32))
+        constrain(module, net, config, nodes)
+
+    monkeypatch.setattr(network, "constrain", note_flag)
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    build_engine(path, tmp_path / "m.engine", [plugin()], gpu="l4", rtx=True, tf32=tf32)
+    assert kept == [tf32]
+
+
+@pytest.mark.usefixtures("rtx")
 def test_external_data(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(models.network(RNNSpec("lstm", 2, 32)), path, save_as_external_data=True, size_threshold=64, location="w")
@@ -351,12 +369,14 @@ def test_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gpus, "get", lambda name: gpus.GPUS["h200"])
     path = models.save(models.network(LSTM), tmp_path / "m.onnx")
     said: list[str] = []
-    report = build_engine(path, tmp_path / "m.engine", [Path("lib.so")], shapes=["time=1:2:3"], log=said.append)
+    options = {"shapes": ["time=1:2:3"], "tf32": True, "log": said.append}
+    report = build_engine(path, tmp_path / "m.engine", [Path("lib.so")], **options)
     assert said == ["a line"]
     assert report["arguments"][:3] == ["build", str(path), "-o"]
     assert report["arguments"][4:] == [
         *("-v", "--plugin", "lib.so"),
         *("--shape", "x=1x1x5:2x4x5:3x16x5", "--shape", "state0=2x1x1x16:2x1x4x16:2x1x16x16"),
+        "--tf32",
     ]
     assert (tmp_path / "m.engine").read_text() == "engine"
     assert (tmp_path / "m.engine.json").is_file()

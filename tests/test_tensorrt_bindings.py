@@ -24,7 +24,8 @@ RELEASES = {
 }
 CALLED = {
     "Builder": "create_network create_builder_config create_optimization_profile build_serialized_network",
-    "IBuilderConfig": "set_memory_pool_limit create_timing_cache set_timing_cache add_optimization_profile set_flag",
+    "IBuilderConfig": "set_memory_pool_limit create_timing_cache set_timing_cache add_optimization_profile set_flag "
+    "clear_flag",
     "IOptimizationProfile": "set_shape",
     "INetworkDefinition": "num_inputs num_outputs num_layers get_input get_output get_layer",
     "ITensor": "name shape dtype is_shape_tensor",
@@ -37,6 +38,7 @@ CALLED = {
     "MemoryPoolType": "WORKSPACE",
     "DataType": "FLOAT HALF INT32 INT8 BOOL",
     "TensorIOMode": "INPUT OUTPUT",
+    "BuilderFlag": "TF32",
 }
 ONLY_8 = {
     "BuilderFlag": "FP16 OBEY_PRECISION_CONSTRAINTS",

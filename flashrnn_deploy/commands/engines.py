@@ -25,6 +25,7 @@ from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, 
 @click.option(
     "--timing-cache", type=PATH, metavar="FILE", help="Kernel times to read, where there are some, and write."
 )
+@click.option("--tf32", is_flag=True, help="Let TensorRT's float32 layers round to 10 bits of mantissa.")
 @click.option("--rtx", is_flag=True, help="Build with TensorRT-RTX, which needs no GPU.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what TensorRT says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the sidecar alone on stdout, as JSON.")

@@ -41,6 +41,7 @@ def build_with_tool(
     plugins: Sequence[Path],
     profiles: Mapping[str, Profile],
     workspace: int | None,
+    tf32: bool,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write an engine and its sidecar; what the sidecar says.
@@ -58,6 +59,8 @@ def build_with_tool(
         command += ["--shape", f"{name}={':'.join(shapes)}"]
     if workspace is not None:
         command += ["--workspace", str(workspace)]
+    if tf32:
+        command.append("--tf32")
     lines: list[str] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace"
