@@ -17,6 +17,7 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.calls import call, tensors_of, varied
 from flashrnn_deploy.nn import MultiHeadRNN
 
+_ABSENT = object()
 _LAYERS = (nn.RNNBase, nn.RNNCellBase, MultiHeadRNN)
 
 
@@ -107,8 +108,6 @@ def with_hidden_states(
         FlashRNNError: there is such state and ``expose`` is false.
     """
     hidden, nonzero = find_hidden_states(module, args)
-    if not hidden:
-        return module, args, []
     for name in hidden:
         path, _, attribute = name.rpartition(".")
         if isinstance(module.get_submodule(path), _LAYERS) and attribute.startswith(("weight_", "bias_")):
@@ -116,14 +115,81 @@ def with_hidden_states(
                 f"forward changes the weight {name} of a recurrent layer, which a file holds as a constant; if it is "
                 "the same in every call, call the module once before the export"
             )
+    notes = []
+    if unread := only_written(module, args, hidden):
+        module = forgetting(module, unread)
+        hidden = {name: value for name, value in hidden.items() if name not in unread}
+        notes.append(f"the file does not hold {', '.join(unread)}: forward writes it and never reads it")
+    if not hidden:
+        return module, args, notes
     if not expose:
         raise FlashRNNError(
             f"{type(module).__name__} keeps state between calls in {', '.join(sorted(hidden))}, which a file cannot; "
             "pass --expose-states to make it an input and an output"
         )
     wrapper = StatesAsInputs(module, hidden).eval()
-    notes = [f"state {name} does not start at zero: feed its first value" for name in nonzero]
+    notes += [f"state {name} does not start at zero: feed its first value" for name in nonzero if name in hidden]
     return wrapper, (*args, *wrapper.initial), notes
+
+
+def only_written(module: nn.Module, args: tuple[Any, ...], hidden: dict[str, Any]) -> list[str]:
+    """Of the attributes that a call changes, those that no call reads, such as attention weights kept for a plot.
+
+    Each is changed in turn before a call: neither the results nor what the call leaves behind may notice. Buffers do
+    not count.
+    """
+
+    def outcome(changed: str = "") -> list[Tensor]:
+        probe = copy.deepcopy(module)
+        for name, value in hidden.items():
+            path, _, attribute = name.rpartition(".")
+            _set(probe.get_submodule(path), attribute, pytree.tree_map(_other if name == changed else _snapshot, value))
+        results = call(probe, varied(args))
+        kept = _kept_values(probe)
+        return [*tensors_of(results), *(leaf for name in hidden for leaf in tensors_of(kept.get(name)))]
+
+    buffers = dict(module.named_buffers())
+    candidates = [name for name, value in hidden.items() if name not in buffers and tensors_of(value)]
+    if not candidates:
+        return []
+    undisturbed = outcome()
+    return [name for name in candidates if not _differ(undisturbed, outcome(name))]
+
+
+def _other(leaf: Any) -> Any:
+    """Another value of the same shape and dtype."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.dtype == torch.bool:
+        return ~leaf
+    return leaf.detach() * 2 + 1
+
+
+def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) != len(other) or not all(
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)
+    )
+
+
+def forgetting(module: nn.Module, names: list[str]) -> nn.Module:
+    """A copy of ``module`` whose attributes ``names`` are after each call what they were before it."""
+    module = copy.deepcopy(module)
+    places = [(path, attribute) for path, _, attribute in (name.rpartition(".") for name in names)]
+    before: list[list[Any]] = []
+
+    def remember(root: nn.Module, _args: Any) -> None:
+        before.append([vars(root.get_submodule(path)).get(attribute, _ABSENT) for path, attribute in places])
+
+    def restore(root: nn.Module, _args: Any, _result: Any) -> None:
+        for (path, attribute), value in zip(places, before.pop(), strict=True):
+            if value is _ABSENT:
+                vars(root.get_submodule(path)).pop(attribute, None)
+            else:
+                vars(root.get_submodule(path))[attribute] = value
+
+    module.register_forward_pre_hook(remember)
+    module.register_forward_hook(restore)
+    return module
 
 
 class StatesAsInputs(nn.Module):

@@ -154,3 +154,42 @@ def drops_weights(net: Any, x: Tensor) -> Tensor:
 def test_states_that_are_refused(step: Any, buffer: Tensor, words: str) -> None:
     with pytest.raises(FlashRNNError, match=words):
         export(Keeps(step, buffer), (rows(1, 5, 3, 4),), expose_states=True)
+
+
+class Logs(nn.Module):
+    """Keeps attention weights and the last step for a plot, in attributes that no call reads."""
+
+    def __init__(self, stateful: bool) -> None:
+        super().__init__()
+        self.rnn, self.score, self.cell = nn.GRU(4, 6), nn.Linear(6, 1), nn.GRUCell(6, 6)
+        self.weights: Tensor | None = None
+        self.h: Tensor | None = None
+        self.stateful = stateful
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.rnn(x)
+        self.weights = torch.softmax(self.score(y), 0)
+        self.last = y[-1]
+        z: Tensor = (self.weights * y).sum(0)
+        if self.stateful:
+            self.h = self.cell(z, torch.zeros_like(z) if self.h is None else self.h)
+            return self.h
+        return z
+
+
+def test_attributes_that_are_only_written_are_no_state() -> None:
+    module = trained(Logs(stateful=False))
+    exported = export(module, (torch.randn(5, 2, 4),))
+    assert exported.report["warnings"][0].startswith("the file does not hold weights, last: forward writes it")
+    assert [i["name"] for i in exported.report["inputs"]] == ["x"]
+    assert module.weights is None, "the user's module is as it was"
+    assert not hasattr(module, "last")
+    assert not module._forward_hooks
+
+
+def test_attributes_beside_a_state() -> None:
+    module, args = trained(Logs(stateful=True)), (torch.randn(5, 2, 4),)
+    with pytest.raises(FlashRNNError, match="keeps state between calls in h, which"):
+        export(module, args)
+    exported = export(module, args, expose_states=True)
+    assert list(exported.report["states"]) == ["h", "rnn.l0.states"]
