@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters.axes import Axes
@@ -38,6 +39,12 @@ def given_axes(seen: Observation, module: nn.Module, args: tuple[Any, ...], shap
     for parameter, argument in bound.items():
         _read(parameter, argument, per_parameter.get(parameter), values, axes)
     return axes
+
+
+def largest_sizes(shapes: Any) -> dict[str, int]:
+    """The upper bound of each ``Dim`` that has one, by its name."""
+    dims = [dim for dim in pytree.tree_leaves(shapes) if isinstance(dim, Dim)]
+    return {dim.__name__: int(dim.max) for dim in dims if dim.max < 2**31}
 
 
 def _read(where: str, tree: Any, shapes: Any, values: Any, axes: Axes) -> None:

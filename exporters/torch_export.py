@@ -20,7 +20,7 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import axes as axes_
 from flashrnn_deploy.exporters import registry, swap
 from flashrnn_deploy.exporters.calls import flat_call
-from flashrnn_deploy.exporters.dynamic_shapes import given_axes
+from flashrnn_deploy.exporters.dynamic_shapes import given_axes, largest_sizes
 from flashrnn_deploy.exporters.factory import Example, load_factory, unwrapped
 from flashrnn_deploy.exporters.half_states import keep_states_float
 from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
@@ -168,7 +168,7 @@ def _export(
     finish(model, states)
     notes += notes_on_time(model)
     example = Example(original, args)
-    notes += validate(model, judge, args, axes, sizes, smallest, seen, upcast)
+    notes += validate(model, judge, args, axes, sizes, smallest, largest_sizes(dynamic_shapes), seen, upcast)
     return Export(model, example, _report(model, states, notes))
 
 

@@ -119,12 +119,14 @@ def validate(
     axes: Axes,
     sizes: dict[str, int],
     smallest: dict[str, int],
+    largest: dict[str, int],
     seen: Observation,
     upcast: bool = False,
 ) -> list[str]:
     """Run ``model`` in ONNX Runtime beside ``module`` at sizes of the dynamic axes that were not traced.
 
     Below the ``smallest`` sizes that the trace is known to hold for, the file must agree where the module runs at all.
+    Above the ``largest`` sizes, by the user's word, nothing is asked of it.
     With ``upcast``, the module is float32 and gets the arguments in float32, whatever the dtype of the file.
 
     Returns:
@@ -160,9 +162,10 @@ def validate(
         for check in checks:
             errors[check.name] = max(check.max_abs_error, errors.get(check.name, 0.0))
 
-    larger = {name: size + 4 for name, size in sizes.items()}
+    larger = {name: min(size + 4, largest.get(name, size + 4)) for name, size in sizes.items()}
     compare_at(larger, required=True)
-    compare_at({name: size + 5 if name == BATCH else 24 for name, size in sizes.items()})
+    longer = {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()}
+    compare_at({name: min(size, largest.get(name, size)) for name, size in longer.items()})
     for name, below in smallest.items():
         if name in sizes and below > 2:
             with _as_refusal(axes, seen, name, below):

@@ -78,6 +78,24 @@ def test_malformed_dynamic_shapes(shapes: Any, words: str) -> None:
         export(Net(), (X,), dynamic_shapes=shapes)
 
 
+def test_sizes_beyond_a_bound_are_not_asked_for() -> None:
+    """A table of positions ends where the user says that time does."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.table = nn.GRU(4, 6), nn.Embedding(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.rnn(x + self.table(torch.arange(x.shape[0]))[:, None])[0]
+            return y
+
+    with pytest.raises(FlashRNNError, match="index out of range"):
+        export(Positions(), (X,), dynamic_shapes={"x": {0: Dim("time")}})
+    bounded = export(Positions(), (X,), dynamic_shapes={"x": {0: Dim("time", max=8)}})
+    assert bounded.report["inputs"][0]["shape"] == ["time", 3, 4]
+
+
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
