@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -142,8 +143,8 @@ def safe_names(names: Sequence[str]) -> list[str]:
 def new_files(directory: Path) -> Iterator[Path]:
     """A temporary folder beside ``directory`` whose files move into it when the block ends without an exception.
 
-    ``directory`` is made if needed; files of the same names are replaced, others stay. After an exception nothing has
-    changed.
+    ``directory`` is made if needed; files and links of the same names are replaced, others stay; what is neither,
+    such as a device, is never replaced. After an exception nothing has changed.
 
     Raises:
         FlashRNNError: the directory cannot be made or written.
@@ -153,7 +154,7 @@ def new_files(directory: Path) -> Iterator[Path]:
     try:
         try:
             if directory.exists() and not directory.is_dir():
-                raise NotADirectoryError(20, "it is a file")
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file")
             parent = directory if directory.is_dir() else directory.absolute().parent
             for folder in reversed([parent, *parent.parents]):
                 if not folder.exists():
@@ -167,8 +168,8 @@ def new_files(directory: Path) -> Iterator[Path]:
             directory.mkdir(exist_ok=True)
             new = sorted(scratch.iterdir())
             for file in new:  # before the first one moves
-                if (directory / file.name).is_dir():
-                    raise IsADirectoryError(21, f"{file.name} is a directory there")
+                if problem := _irreplaceable(directory / file.name):
+                    raise IsADirectoryError(errno.EISDIR, f"{file.name} {problem} there")
             for file in new:
                 os.replace(file, directory / file.name)
         except OSError as error:
@@ -182,15 +183,34 @@ def new_files(directory: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def _irreplaceable(path: Path) -> str:
+    """Why nothing may take the place of ``path``; empty where something may."""
+    if path.is_dir():
+        return "is a directory"
+    return "is not a regular file" if path.exists() and not path.is_file() else ""
+
+
+def final_path(path: Path) -> Path:
+    """Where a file named ``path`` is to be written: a link is followed.
+
+    Raises:
+        FlashRNNError: a directory is there, or what is no regular file, such as a device.
+    """
+    if problem := _irreplaceable(path):
+        raise FlashRNNError(f"cannot write {path}: it {problem}")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that is renamed to it when the block ends without an exception.
 
+    A link is followed: what it points to is written.
+
     Raises:
         FlashRNNError: the file cannot be written.
     """
-    if path.is_dir():
-        raise FlashRNNError(f"cannot write {path}: it is a directory")
+    path = final_path(path)
     with new_files(path.parent) as folder:
         yield folder / path.name
 

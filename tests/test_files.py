@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import models
@@ -167,6 +168,27 @@ def test_new_file(tmp_path: Path) -> None:
     assert target.read_text() == "model"
     with pytest.raises(FlashRNNError, match="it is a directory"), files.new_file(tmp_path / "sub"):
         pytest.fail("the block must not run")
+
+
+def test_new_file_follows_a_link(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    link = tmp_path / "m.onnx"
+    link.symlink_to(tmp_path / "store" / "real.onnx")
+    for text in ("first", "second"):  # the link dangles before the first
+        with files.new_file(link) as path:
+            path.write_text(text)
+        assert link.is_symlink()
+        assert (tmp_path / "store" / "real.onnx").read_text() == text
+
+
+def test_a_device_is_never_replaced(tmp_path: Path) -> None:
+    """A pipe stands for /dev/null, which root could rename over."""
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(FlashRNNError, match="it is not a regular file"), files.new_file(tmp_path / "pipe.onnx"):
+        pytest.fail("the block must not run")
+    with pytest.raises(FlashRNNError, match="is not a regular file there"), files.new_files(tmp_path) as folder:
+        (folder / "pipe.onnx").write_text("model")
+    assert (tmp_path / "pipe.onnx").is_fifo()
 
 
 def test_write_outputs(tmp_path: Path) -> None:
