@@ -27,19 +27,20 @@ from flashrnn_deploy.exporters.onnx_scope import check_names, make_scopes
 from flashrnn_deploy.exporters.onnx_shapes import correct_shapes
 from flashrnn_deploy.exporters.states import (
     AXES_KEY,
+    STATES_KEY,
     expose_states,
     kept_states,
     write_axes,
     write_metadata,
 )
-from flashrnn_deploy.files import json_metadata
+from flashrnn_deploy.files import final_path, json_metadata
 from flashrnn_deploy.functions import add_functions
 from flashrnn_deploy.graph import opset_of, walk_nodes
 from flashrnn_deploy.op import is_flashrnn, register_schemas
 
 SLOW_WITHOUT_LIBRARY = (
-    "without a plugin library the converted file is up to 5 times slower than ONNX Runtime's own LSTM on a CPU; "
-    "`flashrnn-deploy build-plugins` makes one"
+    "without a plugin library the converted file is slower on a CPU than ONNX Runtime's own kernels, an LSTM up to 5 "
+    "times; `flashrnn-deploy build-plugins` makes one"
 )
 
 
@@ -56,15 +57,16 @@ def convert_file(
 
     Returns:
         The report: ``rewritten`` and ``left`` count nodes, ``nodes`` lists them with ``name``, ``path``, ``op``,
-        ``action`` and ``reason``; ``opset`` and ``source_opset``; with ``expose_states``, ``states`` pairs the new
-        inputs with their outputs, and ``states_kept`` says why a node has none; ``notes`` are sentences for the user.
+        ``action`` and ``reason``; ``opset`` and ``source_opset``; ``states`` pairs the inputs that are states with
+        their outputs, and ``states_kept`` says why a node has none; ``notes`` are sentences for the user.
 
     Raises:
         FlashRNNError: the source is missing, damaged or not an ONNX model, the output is the source or cannot be
             written, or the opset is out of reach.
     """
-    source, output = Path(source), Path(output)
-    with _user_errors(output):
+    source, named = Path(source), Path(output)
+    with _user_errors(named):
+        output = final_path(named)
         _check_output(output)
     with _user_errors(output), _folder_beside(output) as folder:
         draft = folder / output.name
@@ -88,7 +90,7 @@ def convert_file(
         facts["notes"].append(f"{nothing}: the output is a copy of the input")
     elif rows and not counts["rewritten"] and not facts["states"]:
         facts["notes"].append("nothing was rewritten: the output is the input with layout 1 turned into 0")
-    return {"source": str(source), "output": str(output)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
+    return {"source": str(source), "output": str(named)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
 
 
 def _draft(
@@ -139,8 +141,6 @@ def _target_opset(source: Path, own: int, asked: int | None) -> int:
 
 
 def _check_output(output: Path) -> None:
-    if output.is_dir():
-        raise FlashRNNError(f"{output} is a directory; name the file to write")
     if not output.parent.is_dir():
         raise FlashRNNError(f"{output.parent}: no such directory; create it first")
 
@@ -201,6 +201,9 @@ def _convert(
         return None, rows, facts
     if _any_rewritten(rows):
         notes.append(SLOW_WITHOUT_LIBRARY)
+    if shared.states:
+        write_metadata(raised, STATES_KEY, shared.states | json_metadata(raised, STATES_KEY))
+        facts["states"] = shared.states | facts.get("states", {})
     if _any_rewritten(rows) or facts.get("states"):
         kept_axes = json_metadata(raised, AXES_KEY)
         write_metadata(raised, AXES_KEY, write_axes(raised) | kept_axes)
@@ -214,6 +217,11 @@ def _notes(shared: Shared) -> list[str]:
         notes.append(
             f"a row of length 0 ends in its initial state, as ONNX says, where ONNX Runtime's own LSTM and GRU give 0: "
             f"{', '.join(shared.ragged)}"
+        )
+    if shared.clipped:
+        notes.append(
+            "clip bounds the cell state before its tanh, as ONNX says, and ONNX Runtime's own LSTM does not: results "
+            f"differ where the state is larger: {', '.join(shared.clipped)}"
         )
     if shared.not_finite:
         notes.append(f"weights with NaN or infinity were kept as they are: {', '.join(shared.not_finite)}")

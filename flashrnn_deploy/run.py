@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flashrnn_deploy.backends.trt import TrtRunner
 
 BODY_NOTE = (
-    "the FlashRNN op runs on the function body in the file, up to 5 times slower than a plugin library: build one with "
+    "the FlashRNN op runs on the function body in the file, several times slower than a plugin library: build one with "
     "`flashrnn-deploy build-plugins` and pass it with --plugins"
 )
 

@@ -32,7 +32,8 @@ from flashrnn_deploy.shapes import (
 )
 
 _EXPOSE = (
-    "make it an input and an output with `flashrnn-deploy convert --expose-states`, or name them with --state IN=OUT"
+    "where it is an input of the file, name the output that continues it with --state IN=OUT; otherwise make it one "
+    "with `flashrnn-deploy convert --expose-states`"
 )
 # The first input is what they move; the others say where to.
 _MOVES = {"Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Split", "Gather", "Expand", "Flatten", "Pad"}

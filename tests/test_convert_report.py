@@ -51,6 +51,38 @@ def test_states_that_stay_inside_are_named_where_they_were_asked_for(tmp_path: P
     assert "copy" in report["notes"][0]
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_states_that_are_inputs_already(op: str, tmp_path: Path) -> None:
+    """An input that starts a node and an output that ends it are a pair: the file runs in chunks as it is."""
+    attributes = {"hidden_size": 4} | ({"linear_before_reset": 1} if op == "GRU" else {})
+    given = onnx_rnn.random_feeds(op, attributes, T=7, B=2, width=3, HD=4)
+    given["sequence_lens"] = None
+    converted, report = convert(onnx_rnn.node_model(op, attributes, given), tmp_path)
+    pairs = {"initial_h": "Y_h"} | ({"initial_c": "Y_c"} if op == "LSTM" else {})
+    assert report["states"] == json_metadata(converted, "flashrnn.states") == pairs
+    inputs = [value.name for value in converted.graph.input]
+    for name in inputs:
+        np.save(tmp_path / f"{name}.npy", given[name])
+    arguments = [f"{name}={tmp_path / f'{name}.npy'}" for name in inputs]
+    for folder, chunk in (("whole", None), ("chunks", 3)):
+        run(tmp_path / "out.onnx", arguments, tmp_path / folder, chunk=chunk)
+    for name in ("Y", *pairs.values()):
+        whole, chunks = (np.load(tmp_path / folder / f"{name}.npy") for folder in ("whole", "chunks"))
+        assert np.max(np.abs(whole - chunks)) < 1e-6
+
+
+@pytest.mark.parametrize(("op", "clip", "noted"), [("LSTM", 0.3, True), ("LSTM", 0.0, False), ("GRU", 0.3, False)])
+def test_clip_of_an_lstm_is_noted(op: str, clip: float, noted: bool, tmp_path: Path) -> None:
+    """ONNX Runtime clips no cell state, ONNX's text does."""
+    attributes = (
+        {"hidden_size": 4} | ({"clip": clip} if clip else {}) | ({"linear_before_reset": 1} if op == "GRU" else {})
+    )
+    given = onnx_rnn.random_feeds(op, attributes, T=5, B=2, width=3, HD=4)
+    _, report = convert(onnx_rnn.node_model(op, attributes, given), tmp_path)
+    assert report["rewritten"] == 1
+    assert any("clip bounds the cell state" in note for note in report["notes"]) == noted
+
+
 @pytest.mark.parametrize(("states", "noted"), [(True, True), (False, False)])
 def test_rows_of_length_zero_are_noted(states: bool, noted: bool, tmp_path: Path) -> None:
     """Lengths known at run time only, and an initial state that may differ from 0: ONNX Runtime answers otherwise."""

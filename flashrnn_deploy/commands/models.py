@@ -162,10 +162,11 @@ def _print_export(output: Path, facts: Mapping[str, Any]) -> None:
     rows = [
         (kind, t["name"], t["dtype"], t["shape"]) for kind in ("input", "output") for t in facts.get(f"{kind}s", ())
     ]
-    table(str(output), ("", "name", "dtype", "shape"), rows)
+    if rows:
+        table(str(output), ("", "name", "dtype", "shape"), rows)
     columns = ("name", "op", "action", "reason") if "rewritten" in facts else ("name", "op", "cell")
     nodes = [[n.get(column) for column in columns] for n in facts.get("nodes", ())]
-    table(f"opset {facts.get('opset')}", columns, nodes)
+    table(f"{'' if rows else f'{output}, '}opset {facts.get('opset')}", columns, nodes)
     if states := facts.get("states"):
         table("states", ("input", "output"), states.items())
     for name, reason in facts.get("states_kept", {}).items():
