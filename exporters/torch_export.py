@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from flashrnn_deploy import op
+from flashrnn_deploy.bfloat16 import NOT_ON_CPU, uses_bfloat16
 from flashrnn_deploy.cells import CELL_OF_OP
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import axes as axes_
@@ -167,6 +168,8 @@ def _export(
         states |= expose_default_states(model)
     finish(model, states)
     notes += notes_on_time(model)
+    if uses_bfloat16(model):
+        notes.append(NOT_ON_CPU)
     example = Example(original, args)
     notes += validate(model, judge, args, axes, sizes, smallest, largest_sizes(dynamic_shapes), seen, upcast)
     return Export(model, example, _report(model, states, notes))

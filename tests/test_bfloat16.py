@@ -10,7 +10,7 @@ from models import network
 from onnx import TensorProto, helper, numpy_helper
 
 from flashrnn_deploy.backends import make_runner
-from flashrnn_deploy.bfloat16 import for_border, for_cpu, uses_bfloat16
+from flashrnn_deploy.bfloat16 import NOT_ON_CPU, for_border, for_cpu, uses_bfloat16
 from flashrnn_deploy.op import RNNSpec
 
 BF16 = TensorProto.BFLOAT16
@@ -103,3 +103,13 @@ def test_the_op_stays_and_the_border_is_float32() -> None:
 @pytest.mark.parametrize(("dtype", "used"), [("float32", False), ("float16", False), ("bfloat16", True)])
 def test_uses_bfloat16(dtype: str, used: bool) -> None:
     assert uses_bfloat16(network(RNNSpec("gru", 1, 4, dtype=dtype))) is used
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_says_that_a_cpu_has_none(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from flashrnn_deploy.exporters import export
+
+    torch.manual_seed(0)
+    report = export(torch.nn.GRU(3, 4), (torch.randn(5, 2, 3),), dtype=dtype).report
+    assert (NOT_ON_CPU in report["warnings"]) == (dtype == "bfloat16")
