@@ -23,8 +23,8 @@ BF16, F32 = TensorProto.BFLOAT16, TensorProto.FLOAT
 # Runs on bfloat16 as it is: these have kernels for it, and a Cast around them would change nothing.
 _NATIVE = {"Cast", "CastLike", "Identity", "Constant", "Shape", "Size", "If", "Loop", "Scan"}
 NOT_ON_CPU = (
-    "the file holds bfloat16, for which ONNX Runtime's CPU has no arithmetic: `run`, `verify` and `bench` make a copy that "
-    "it runs, an own session on a CPU does not load it"
+    "the file holds bfloat16, for which ONNX Runtime's CPU has no arithmetic: `run`, `verify` and `bench` make a copy "
+    "that it runs; a session of your own loads the file on a GPU only"
 )
 
 
