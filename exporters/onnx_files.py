@@ -51,7 +51,7 @@ def load(path: Path) -> tuple[ModelProto, Weights, set[Path]]:
     """
     try:
         if not path.is_file():
-            raise FlashRNNError(f"{path}: no such file")
+            raise FlashRNNError(f"{path}: {'a directory, not a file' if path.is_dir() else 'no such file'}")
         model = ModelProto.FromString(path.read_bytes())
         decode_strings(model)
     except (DecodeError, UnicodeDecodeError):
