@@ -285,12 +285,13 @@ def test_bad_inputs_are_one_line(content: bytes | None, says: str, tmp_path: Pat
 def test_bad_outputs_are_one_line(tmp_path: Path) -> None:
     source = tmp_path / "in.onnx"
     source.write_bytes(plain_model().SerializeToString())
+    os.mkfifo(tmp_path / "pipe.onnx")
     for output, says in (
         (source, "never modified"),
         (tmp_path / ".." / tmp_path.name / "in.onnx", "never modified"),
         (tmp_path / "none" / "out.onnx", "no such directory"),
         (tmp_path, "is a directory"),
-        (Path("/dev/null"), "is not a regular file"),
+        (tmp_path / "pipe.onnx", "is not a regular file"),
     ):
         with pytest.raises(FlashRNNError, match=says):
             convert_file(source, output)
