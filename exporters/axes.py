@@ -60,17 +60,27 @@ def apply_options(seen: Observation, axes: Axes, dynamic: Sequence[str], static:
     """Add ``NAME:AXIS=DIM`` entries and take ``NAME:AXIS`` entries away.
 
     Raises:
-        FlashRNNError: an entry is malformed, names no input, or an axis that the input does not have.
+        FlashRNNError: an entry is malformed, names no input or an axis that the input does not have, or contradicts
+            another.
     """
     axes = [dict(entry) for entry in axes]
+    named: dict[tuple[int, int], str] = {}
     for text in dynamic:
         position, _, dim = text.partition("=")
         index, axis = _position(seen.inputs, position, f"--dynamic {text}", "NAME:AXIS=DIM")
         if not dim.isidentifier():
             raise FlashRNNError(f"--dynamic {text}: the dimension needs a name, as in {position}=time")
+        if named.setdefault((index, axis), text) != text:
+            raise FlashRNNError(
+                f"--dynamic {named[index, axis]} and --dynamic {text} contradict each other: leave one out"
+            )
         axes[index][axis] = dim
     for text in static:
         index, axis = _position(seen.inputs, text, f"--static {text}", "NAME:AXIS")
+        if (index, axis) in named:
+            raise FlashRNNError(
+                f"--static {text} and --dynamic {named[index, axis]} contradict each other: leave one out"
+            )
         axes[index].pop(axis, None)
     return axes
 

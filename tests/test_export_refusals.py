@@ -105,6 +105,8 @@ def factories(tmp_path: Path) -> Path:
         ("factories.py:net", ["--dynamic", "x:3=t"], "input 'x' has 3 axes"),
         ("factories.py:net", ["--dynamic", "x:0"], "the dimension needs a name"),
         ("factories.py:net", ["--static", "x"], "not of the form NAME:AXIS"),
+        ("factories.py:net", ["--static", "x:0", "--dynamic", "x:0=t"], "--static x:0 and --dynamic x:0=t contradict"),
+        ("factories.py:net", ["--dynamic", "x:0=t", "--dynamic", "x:-3=s"], "x:0=t and --dynamic x:-3=s contradict"),
         ("factories.py:net", ["--dynamic", "x:2=features"], r"axis 2 \(features\) would be frozen at 4"),
         ("factories.py:net", ["--weights", "none.pt"], "no such file"),
         ("factories.py:net", ["--weights", "weights.pt"], "is not a file of weights"),
