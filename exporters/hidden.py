@@ -202,16 +202,17 @@ class StatesAsInputs(nn.Module):
         super().__init__()
         self.inner = inner
         self._places: list[tuple[str, str, Any]] = []
+        """Path, attribute, and its value with 0 for each tensor. (torch warns when a pytree's own spec is copied.)"""
         self.state_names: list[str] = []
         self.initial: list[Tensor] = []
         self.last_given: list[Tensor] = []
         """The copies that the last call worked on, in the order of ``state_names``."""
         for name, value in states.items():
             path, _, attribute = name.rpartition(".")
-            leaves, spec = pytree.tree_flatten(value)
+            leaves = pytree.tree_leaves(value)
             if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
                 raise FlashRNNError(f"{name} changes in forward but holds no tensor; it cannot become an input")
-            self._places.append((path, attribute, spec))
+            self._places.append((path, attribute, pytree.tree_map(lambda _: 0, value)))
             self.state_names += [name] if len(leaves) == 1 else [f"{name}_{i}" for i in range(len(leaves))]
             self.initial += leaves
 
@@ -219,12 +220,12 @@ class StatesAsInputs(nn.Module):
         count = len(self.state_names)
         states = iter(args[-count:])
         old, given = [], []
-        for path, attribute, spec in self._places:
+        for path, attribute, form in self._places:
             part = self.inner.get_submodule(path)
             old.append(_get(part, attribute))
-            leaves = [next(states).clone() for _ in range(spec.num_leaves)]  # in-place updates stay inside the call
-            given += leaves
-            _set(part, attribute, pytree.tree_unflatten(leaves, spec))
+            value = pytree.tree_map(lambda _: next(states).clone(), form)  # in-place updates stay inside the call
+            given += pytree.tree_leaves(value)
+            _set(part, attribute, value)
         if not torch.compiler.is_exporting():
             self.last_given = given
         result = self.inner(*args[:-count])

@@ -187,6 +187,7 @@ def test_attributes_that_are_only_written_are_no_state() -> None:
     assert not module._forward_hooks
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_attributes_beside_a_state() -> None:
     module, args = trained(Logs(stateful=True)), (torch.randn(5, 2, 4),)
     with pytest.raises(FlashRNNError, match="keeps state between calls in h, which"):
