@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from dataclasses import dataclass, replace
@@ -120,13 +121,24 @@ def _as_example(result: Any, source: str) -> Example:
     return Example(module.eval(), tuple(args), shapes)
 
 
+def _why_unread(error: Exception) -> str:
+    """Why ``torch.load`` refused a file, in plain words."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if found := re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error)):
+        return f"it holds other objects than tensors ({found[1]}); save the module's state_dict() alone"
+    if "TorchScript" in str(error):
+        return "it is TorchScript; save the module's state_dict()"
+    return "it is no PyTorch checkpoint, or one that is damaged; torch.save(module.state_dict(), FILE) writes one"
+
+
 def _load_weights(module: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise FlashRNNError(f"no such file: {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
-        raise FlashRNNError(f"{path} is not a file of weights: {' '.join(str(error).split())[:200]}") from error
+    except Exception as error:  # torch raises many kinds for a file that is not a checkpoint, with advice for its own
+        raise FlashRNNError(f"{path} is not a file of weights: {_why_unread(error)}") from error
     for key in ("state_dict", "model_state", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -28,8 +28,8 @@ def private_copy(module: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, t
     Weights that torch's older hooks make before every call (weight_norm, spectral_norm, pruning) are plain in it.
 
     Raises:
-        FlashRNNError: the module is TorchScript in part, holds weights that do not exist yet or in float64, or cannot
-            be copied, or an argument is empty or packed.
+        FlashRNNError: the module is TorchScript or quantised in part, holds weights that do not exist yet or in
+            float64, or cannot be copied, or an argument is empty or packed.
     """
     _check_weights(module)
     if any(t.dtype == torch.float64 for t in (*module.parameters(), *tensors_of(args))):
@@ -58,6 +58,11 @@ def _check_weights(module: nn.Module) -> None:
             raise FlashRNNError(
                 f"{where} is TorchScript (torch.jit.script, trace or load), whose layers cannot be seen: export the "
                 "Python module that it was made from"
+            )
+        if "quantized" in type(part).__module__.split("."):  # torch.ao.nn.quantized and others below torch.ao.nn
+            raise FlashRNNError(
+                f"{where} is quantised ({type(part).__module__}.{type(part).__name__}), which torch.export cannot "
+                "trace: export the module as it was before its quantisation"
             )
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
             if nn.parameter.is_lazy(tensor):

@@ -7,6 +7,7 @@ import inspect
 import io
 import logging
 import re
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 import flashrnn_deploy
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.axes import Axes
+from flashrnn_deploy.exporters.axes import Axes, resize
+from flashrnn_deploy.exporters.calls import flat_call
 from flashrnn_deploy.exporters.observe import Observation
 
 
@@ -42,7 +44,10 @@ def trace(module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observatio
         except FlashRNNError:
             raise
         except Exception as error:
-            raise FlashRNNError(f"torch.export cannot trace {type(module).__name__}: {first_line(error)}") from error
+            hint = _sizes_that_fail(module, args, axes, seen)
+            raise FlashRNNError(
+                f"torch.export cannot trace {type(module).__name__}: {first_line(error)}{hint}"
+            ) from error
     inputs = _user_inputs(program)
     for value, entry, node in zip(seen.inputs, axes, inputs, strict=True):
         for axis, name in entry.items():
@@ -54,6 +59,34 @@ def trace(module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observatio
                     f"without a loop or Python number over the axis, or accept it with --static {value.name}:{axis}"
                 )
     return program
+
+
+def _sizes_that_fail(module: nn.Module, args: tuple[Any, ...], axes: Axes, seen: Observation) -> str:
+    """A hint at the dimension whose sizes the module itself does not take, "" where that is not why a trace failed.
+
+    Args:
+        args: of the sizes that were traced, not the example's.
+    """
+    if _runs(module, args):
+        return ""
+    for value, entry in zip(seen.inputs, axes, strict=True):
+        for axis, name in entry.items():
+            size = value.tensor.shape[axis]
+            if _runs(module, resize(args, axes, {name: size})):
+                place = f"{value.name}:{axis}"
+                return (
+                    f"; it runs where {place}, the axis '{name}', has {size} as in the example: fix it with --static "
+                    f"{place}, and name the axis that does vary with --dynamic {value.name}:AXIS={name}"
+                )
+    return ""
+
+
+def _runs(module: nn.Module, args: tuple[Any, ...]) -> bool:
+    try:
+        flat_call(module, args)
+    except FlashRNNError:
+        return False
+    return True
 
 
 def _positional_before_args(module: nn.Module) -> int | None:
@@ -163,7 +196,7 @@ def first_line(error: BaseException) -> str:
         if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(lib) for lib in libraries)
     ]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}{where}"
 
 
 @contextlib.contextmanager

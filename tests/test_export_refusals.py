@@ -74,6 +74,8 @@ def factories(tmp_path: Path) -> Path:
     (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
     (tmp_path / "weights.pt").write_bytes(b"no checkpoint")
     torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
+    torch.save(nn.GRU(4, 6), tmp_path / "whole.pt")
+    np.save(tmp_path / "array.npy", np.zeros(3))
     return path
 
 
@@ -110,6 +112,16 @@ def factories(tmp_path: Path) -> Path:
         ("factories.py:net", ["--dynamic", "x:2=features"], r"axis 2 \(features\) would be frozen at 4"),
         ("factories.py:net", ["--weights", "none.pt"], "no such file"),
         ("factories.py:net", ["--weights", "weights.pt"], "is not a file of weights"),
+        (
+            "factories.py:net",
+            ["--weights", "array.npy"],
+            r"array.npy is not a file of weights: .* no PyTorch checkpoint",
+        ),
+        (
+            "factories.py:net",
+            ["--weights", "whole.pt"],
+            r"holds other objects than tensors \(torch.nn.modules.rnn.GRU\); save the module's state_dict",
+        ),
         ("factories.py:net", ["--weights", "other.pt"], "does not fit the module"),
     ],
 )
