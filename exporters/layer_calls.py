@@ -50,10 +50,12 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Recording:
-    """The calls in their order, and every tensor that was used as the lengths of rows."""
+    """The calls in their order, every tensor that was used as the lengths of rows, and whether torch cuts a result."""
 
     calls: list[LayerCall] = field(default_factory=list)
     lens: list[Tensor] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    """Lines that cut a padded result to its longest row, which a file does not (torch_packed.py)."""
 
 
 _recorded: ContextVar[Recording | None] = ContextVar("flashrnn_layer_calls", default=None)
@@ -84,6 +86,13 @@ def record_lengths(lens: Tensor) -> None:
     made = _recorded.get()
     if made is not None:
         made.lens.append(lens)
+
+
+def record_cut() -> None:
+    """Add the running line to the open ``recording``, if there is one, as one that cuts a padded result."""
+    made = _recorded.get()
+    if made is not None:
+        made.cuts.append(user_line())
 
 
 def user_line() -> str:

@@ -57,6 +57,8 @@ class Observation:
     unrolled: int
     """Largest number of steps that the user's own code makes with one layer: more than 1 in a loop over time."""
     layers: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    """Where torch cuts a padded result to its longest row, as " (FILE:LINE in FUNCTION)": a file keeps all steps."""
 
     @property
     def state_pairs(self) -> dict[str, str]:
@@ -110,6 +112,7 @@ def observe(module: nn.Module, args: tuple[Any, ...]) -> Observation:
         has_time=any(c.time_axis is not None for c in calls),
         unrolled=max(times.values(), default=0),
         layers=[made.path for made in calls],
+        cuts=recorded.cuts,
     )
 
 
@@ -207,8 +210,10 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _same_lengths(a: Tensor, b: Tensor) -> bool:
-    """Whether ``b`` is ``a``, or a copy of it in another integer type."""
-    return _same_memory(a, b) or (a.shape == b.shape and not a.is_floating_point() and torch.equal(a.long(), b.long()))
+    """Whether ``b`` is ``a``, or a copy of it in another integer type or, as rows are sorted, in another order."""
+    if _same_memory(a, b):
+        return True
+    return a.shape == b.shape and not a.is_floating_point() and torch.equal(a.long().msort(), b.long().msort())
 
 
 def _mark(values: list[Value], tensor: Tensor, state: tuple[str, int, str], batch_axis: int | None) -> None:

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.utils import rnn
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.layer_calls import record_lengths, user_line
+from flashrnn_deploy.exporters.layer_calls import record_cut, record_lengths, user_line
 from flashrnn_deploy.exporters.replaced import replaced_code
 
 
@@ -83,6 +83,8 @@ def pad(packed: Any, batch_first: bool, padding_value: float, total_length: Any)
             f"pad_packed_sequence{user_line()} got a {type(packed).__name__} that was not packed inside of forward; "
             "pass a padded tensor and its lengths to forward, and pack them there"
         )
+    if total_length is None:
+        record_cut()
     x = packed.padded(batch_first)
     time = 1 if batch_first else 0
     if total_length is not None and not statically_known_true(total_length == x.shape[time]):

@@ -26,6 +26,7 @@ from flashrnn_deploy.exporters.factory import load_factory
 from flashrnn_deploy.exporters.hidden import with_hidden_states
 from flashrnn_deploy.exporters.judged_states import feed_default_state
 from flashrnn_deploy.exporters.observe import Observation
+from flashrnn_deploy.exporters.row_lengths import common_steps, cure, with_lengths
 from flashrnn_deploy.exporters.tracing import divides
 from flashrnn_deploy.graph import free_inputs, shape_of
 from flashrnn_deploy.shapes import numpy_dtype
@@ -144,28 +145,32 @@ def validate(
 
     errors: dict[str, float] = {}
     excuses: list[str] = []
+    longer: dict[str, None] = {}
 
     def compare_at(other: dict[str, int], required: bool = False) -> None:
         """Compare at these sizes, unless the module itself fails there: a convolution may need several steps."""
-        some_args = valid_lengths(varied(resize(args, axes, other)), seen, time, other)
-        own_args = like(module, some_args) if upcast else some_args
-        try:
-            expected = flat_call(module, own_args)
-        except FlashRNNError:
+        for some_args in with_lengths(varied(resize(args, axes, other)), seen, other.get(time), shorter=required):
+            own_args = like(module, some_args) if upcast else some_args
+            try:
+                expected = flat_call(module, own_args)
+                break
+            except FlashRNNError as error:
+                failure = error
+        else:
             if required:
-                raise
+                raise failure
             return
-        checks = _compare(model, runner, some_args, expected, seen, time, other)
+        checks = _compare(model, runner, some_args, expected, seen, other, longer)
         if not all(check.passed for check in checks):
             changes = dict(zip((v.name for v in model.graph.output), sensitivity(module, own_args), strict=False))
-            excuses.append(_excuse(checks, changes, other))
+            excuses.append(_excuse(checks, changes, other, cure(seen)))
         for check in checks:
             errors[check.name] = max(check.max_abs_error, errors.get(check.name, 0.0))
 
     larger = {name: min(size + 4, largest.get(name, size + 4)) for name, size in sizes.items()}
     compare_at(larger, required=True)
-    longer = {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()}
-    compare_at({name: min(size, largest.get(name, size)) for name, size in longer.items()})
+    others = {name: size + 5 if name == BATCH else 24 for name, size in sizes.items()}
+    compare_at({name: min(size, largest.get(name, size)) for name, size in others.items()})
     for name, below in smallest.items():
         if name in sizes and below > 2:
             with _as_refusal(axes, seen, name, below):
@@ -174,6 +179,11 @@ def validate(
     compare_at(dict.fromkeys(sizes, 1))
     runner.close()
     notes = [f"compared with the module: largest error {max(errors.values(), default=0.0):.1e}", *excuses]
+    if longer:
+        notes.append(
+            f"the file keeps all steps of {', '.join(longer)}, which pad_packed_sequence{seen.cuts[0]} cuts to the "
+            "longest row: equal up to there"
+        )
     if blank := [value.name for value in model.graph.output[: len(seen.outputs)] if value.name not in errors]:
         notes.append(f"not compared, since the module gives nothing but NaN: {', '.join(blank)}")
     return notes
@@ -195,10 +205,13 @@ def _compare(
     args: tuple[Any, ...],
     expected: list[torch.Tensor],
     seen: Observation,
-    time: str,
     sizes: dict[str, int],
+    longer: dict[str, None],
 ) -> list[Comparison]:
-    """Each output of the file beside the module's; one that is NaN everywhere is left out."""
+    """Each output of the file beside the module's; one that is NaN everywhere is left out.
+
+    Names of outputs that have more steps than the module's get into ``longer``.
+    """
     inputs = free_inputs(model.graph)
     dtype = model_dtype(model, graph_tensors(model))
     feeds = dict(zip((v.name for v in inputs), map(to_numpy, tensors_of(args)), strict=False))
@@ -211,13 +224,17 @@ def _compare(
         raise FlashRNNError(f"the exported file does not run at {sizes}: {error}") from error
     checks = []
     for value, tensor in zip(model.graph.output, expected, strict=False):
-        result = _without_pads(actual[value.name], value, tensor, seen, time)
+        result = common_steps(actual[value.name], tensor.shape, seen)
+        if result.shape != actual[value.name].shape:
+            longer[value.name] = None
         checks.append(compare.against_peer(value.name, result, to_numpy(tensor), dtype, "the module"))
     return [check for check in checks if check.note != compare.ONLY_NAN]
 
 
-def _excuse(checks: list[Comparison], changes: Mapping[str, float], sizes: dict[str, int]) -> str:
+def _excuse(checks: list[Comparison], changes: Mapping[str, float], sizes: dict[str, int], hint: str) -> str:
     """A note on the outputs that differ by more than they may, where the module's own sensitivity explains it.
+
+    ``hint`` ends the refusal.
 
     Raises:
         FlashRNNError: it does not.
@@ -228,6 +245,7 @@ def _excuse(checks: list[Comparison], changes: Mapping[str, float], sizes: dict[
             raise FlashRNNError(
                 f"the exported file does not compute what the module does: output '{check.name}' differs by "
                 f"{check.max_abs_error:.3g} (allowed {check.tolerance:.3g}) at {sizes} {check.note}".rstrip()
+                + hint
             )
     differences = ", ".join(f"'{c.name}' by {c.max_abs_error:.2g} ({changes[c.name]:.2g})" for c in failed)
     return (
@@ -242,30 +260,4 @@ def like(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     result: tuple[Any, ...] = pytree.tree_map(
         lambda a: a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a, args
     )
-    return result
-
-
-def valid_lengths(args: tuple[Any, ...], seen: Observation, time: str, sizes: dict[str, int]) -> tuple[Any, ...]:
-    """Lengths as torch wants them when it packs a sequence: sorted, and at most the number of steps in ``sizes``."""
-    values = iter(seen.inputs)
-
-    def one(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not next(values).is_lens:
-            return leaf
-        leaf = leaf.sort(descending=True).values if leaf.dim() == 1 else leaf
-        return leaf.clamp(max=sizes[time]) if time in sizes else leaf
-
-    result: tuple[Any, ...] = pytree.tree_map(one, args)
-    return result
-
-
-def _without_pads(
-    actual: Array, value: onnx.ValueInfoProto, expected: torch.Tensor, seen: Observation, time: str
-) -> Array:
-    """``actual`` up to the longest row: pad_packed_sequence cuts time there, a file does not (torch_packed.py)."""
-    names = shape_of(value) or []
-    if time not in names or not any(v.is_lens for v in seen.inputs) or actual.ndim != expected.dim():
-        return actual
-    axis = names.index(time)
-    result: Array = np.take(actual, range(min(actual.shape[axis], expected.shape[axis])), axis)
     return result

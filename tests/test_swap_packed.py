@@ -122,6 +122,45 @@ def test_mean_over_missing_steps_is_refused() -> None:
     check(trained(Pooled(True)), args, [longer])
 
 
+class Sorting(nn.Module):
+    """Rows in descending order of their lengths, packed, unpacked, and in their own order again."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor], stride: int = 1) -> None:
+        super().__init__()
+        self.rnn, self.then, self.stride = nn.GRU(IN, HIDDEN, batch_first=True), then, stride
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        ordered, index = (lengths // self.stride).sort(descending=True)
+        packed, _ = self.rnn(pack_padded_sequence(x[index, :: self.stride], ordered, True))
+        return self.then(pad_packed_sequence(packed, True)[0][index.argsort()])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rows_that_the_module_sorts(stride: int) -> None:
+    """Where time is behind an index, or only determined by an input's, all steps are kept too, and a note says so."""
+    net = trained(Sorting(lambda y: torch.sigmoid(y).transpose(1, 2), stride))
+    result = export(net, (rows(1, 3, 8, IN), torch.tensor([4, 8, 6])))
+    assert [
+        n for n in result.report["warnings"] if n.startswith("the file keeps all steps of output, which pad_packed")
+    ]
+    args = (rows(2, 4, 12, IN), torch.tensor([2, 8, 3, 4]))
+    with torch.no_grad():
+        expected = net(*args).numpy()
+    output = outputs_of(result, args)["output"]
+    steps = expected.shape[2]
+    assert (steps, output.shape) == (8 // stride, (4, HIDDEN, 12 // stride))
+    np.testing.assert_allclose(output[..., :steps], expected, atol=1e-5)
+    assert (output[..., steps:] == 0.5).all()
+
+
+@pytest.mark.parametrize("static", [[], ["x:1"]])
+@pytest.mark.parametrize("then", [lambda y: y.mean(1), lambda y: y.flip(1), lambda y: y.softmax(1), lambda y: y[:, -1]])
+def test_what_depends_on_the_number_of_steps_is_refused(then: Any, static: list[str]) -> None:
+    args = (rows(1, 3, 7, IN), torch.tensor([7, 5, 5]))
+    with pytest.raises(FlashRNNError, match=r"\(test_swap_packed.py:.*pass it total_length=x.shape\[1\]"):
+        export(trained(Sorting(then)), args, static=static)
+
+
 def test_padding_without_a_layer_is_masked() -> None:
     class Masks(nn.Module):
         def __init__(self) -> None:
