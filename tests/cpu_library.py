@@ -2,7 +2,7 @@
 
 Builds live in .cache/, one folder per configuration, and are brought up to date once per test session.
 FLASHRNN_TEST_SANITIZE=address or undefined makes all tests use a sanitized build; the process then needs the matching
-runtime in LD_PRELOAD (docs/plugins.md has the commands).
+runtime in LD_PRELOAD (test_under_sanitizer sets both).
 """
 
 from __future__ import annotations

@@ -459,12 +459,16 @@ def test_grid(cell: str, N: int, dtype: str) -> None:
 def test_under_sanitizer(sanitize: str) -> None:
     build_folder(sanitize)
     runtime = {"address": "libasan.so", "undefined": "libubsan.so"}[sanitize]
-    preload = subprocess.run(["g++", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    # AddressSanitizer stands before __cxa_throw, which it has to find when the program starts: Python has none
+    preload = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in (runtime, "libstdc++.so")
+    ]
     tests = ["tests/test_cpu_library.py", "tests/test_onnxruntime_binding.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not full", "-p", "no:cacheprovider", *tests],
         env=os.environ
-        | {"FLASHRNN_TEST_SANITIZE": sanitize, "LD_PRELOAD": preload.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
+        | {"FLASHRNN_TEST_SANITIZE": sanitize, "LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"},
         cwd=ROOT,
         capture_output=True,
         text=True,
