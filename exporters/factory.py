@@ -60,6 +60,16 @@ def load_factory(source: str, weights: Path | None = None) -> Example:
     return replace(example, module=unwrapped(example.module))
 
 
+def makes_other_weights(source: str) -> bool:
+    """Whether two calls of a factory give two modules, as one does that makes random weights without a seed.
+
+    Raises:
+        FlashRNNError: as ``load_factory``.
+    """
+    one, other = (dict(load_factory(source).module.named_parameters()) for _ in range(2))
+    return one.keys() != other.keys() or not all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile's and DataParallel's wrappers, which compute the same and hide its names."""
     while True:

@@ -138,7 +138,10 @@ def verify(
         raise FlashRNNError(f"nothing to compare: {path} and {against} have no output in common")
     skipped = [v.name for v in model.graph.output if v.name not in found]
     runner.close()
-    return Report(str(path), against, cases, worst, skipped, runner.notes)
+    report = Report(str(path), against, cases, worst, skipped, list(runner.notes))
+    if report.failures and ".py:" in against and weights is None:
+        report.notes.extend(_notes_on_factory(against))
+    return report
 
 
 def _judge(against: str, model: onnx.ModelProto, dtype: str, plugins: Sequence[Path], weights: Path | None) -> Judge:
@@ -166,6 +169,16 @@ def _factory_judge(source: str, model: onnx.ModelProto, dtype: str, weights: Pat
     with contextlib.suppress(FlashRNNError):  # one more measure of rounding, where onnx.reference knows every node
         measured.append(_numpy(model))
     return lambda runs: _against_float64(runs, exact, measured, dtype, "PyTorch in float64")
+
+
+def _notes_on_factory(source: str) -> list[str]:
+    """What may be the cause where the module of a factory disagrees with its file."""
+    from flashrnn_deploy.exporters.factory import makes_other_weights
+
+    with contextlib.suppress(FlashRNNError):  # it was called before: this is about a second call only
+        if makes_other_weights(source):
+            return ["the factory makes other weights each time: seed it, or pass --weights"]
+    return []
 
 
 def _against_float64(
