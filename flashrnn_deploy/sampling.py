@@ -103,7 +103,8 @@ def _arrays(
     T: int,
 ) -> dict[str, Array]:
     steps = [shape[axis] for name, shape in shapes.items() if (axis := axes[name].time) is not None]
-    lengths, ranges, normalizers = length_inputs(model), index_ranges(model, tensors), normalizer_inputs(model)
+    lengths, ranges = length_inputs(model, reordered=True), index_ranges(model, tensors)
+    normalizers = normalizer_inputs(model)
     result = {}
     for value in free_inputs(model.graph):
         name, shape = value.name, shapes[value.name]

@@ -39,6 +39,7 @@ _EXPOSE = (
 _MOVES = {"Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Split", "Gather", "Expand", "Flatten", "Pad"}
 _MOVES |= {"Identity", "Cast", "CastLike"}
 _LENGTH_MOVES = {"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"}
+_REORDERS = {"TopK", "Gather", "GatherND", "GatherElements"}
 
 
 def state_pairs(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[str, str]:
@@ -80,9 +81,11 @@ def _names(names: Any) -> str:
     return ", ".join(map(printable, names)) or "(none)"
 
 
-def length_inputs(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+def length_inputs(model: onnx.ModelProto, reordered: bool = False) -> dict[str, list[onnx.NodeProto]]:
     """Graph inputs that reach the ``sequence_lens`` of recurrent nodes unchanged, and those nodes; an engine's
-    signature has no nodes, and names the inputs in the metadata ``flashrnn.lengths``."""
+    signature has no nodes, and names the inputs in the metadata ``flashrnn.lengths``. With ``reordered``, also those
+    that get there in another order of rows."""
+    moves = _LENGTH_MOVES | _REORDERS if reordered else _LENGTH_MOVES
     produced = {name: node for node in walk_nodes(model) for name in node.output}
     inputs = {value.name for value in model.graph.input}
     found: dict[str, list[onnx.NodeProto]] = {name: [] for name in json_metadata(model, "flashrnn.lengths")}
@@ -91,7 +94,7 @@ def length_inputs(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
         if position is None or len(node.input) <= position:
             continue
         name = node.input[position]
-        while name in produced and produced[name].op_type in _LENGTH_MOVES:
+        while name in produced and produced[name].op_type in moves and name == produced[name].output[0]:
             name = produced[name].input[0]
         if name in inputs:
             found.setdefault(name, []).append(node)

@@ -15,6 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import export
+from flashrnn_deploy.sampling import samples
+from flashrnn_deploy.shapes import axes_of, tensors_of
 
 IN, HIDDEN = 5, 6
 
@@ -130,7 +132,8 @@ class Sorting(nn.Module):
         self.rnn, self.then, self.stride = nn.GRU(IN, HIDDEN, batch_first=True), then, stride
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        ordered, index = (lengths // self.stride).sort(descending=True)
+        lengths = lengths if self.stride == 1 else lengths // self.stride
+        ordered, index = lengths.sort(descending=True)
         packed, _ = self.rnn(pack_padded_sequence(x[index, :: self.stride], ordered, True))
         return self.then(pad_packed_sequence(packed, True)[0][index.argsort()])
 
@@ -151,6 +154,15 @@ def test_rows_that_the_module_sorts(stride: int) -> None:
     assert (steps, output.shape) == (8 // stride, (4, HIDDEN, 12 // stride))
     np.testing.assert_allclose(output[..., :steps], expected, atol=1e-5)
     assert (output[..., steps:] == 0.5).all()
+
+
+def test_lengths_that_are_sorted_are_drawn_as_lengths() -> None:
+    model = export(trained(Sorting(lambda y: y)), (rows(1, 3, 8, IN), torch.tensor([4, 8, 6]))).model
+    tensors = tensors_of(model)
+    for (T, B), feeds in samples(model, tensors, axes_of(model, tensors)):
+        assert feeds["lengths"].shape == (B,)
+        assert feeds["lengths"].max() == T
+        assert feeds["lengths"].min() >= 1
 
 
 @pytest.mark.parametrize("static", [[], ["x:1"]])
