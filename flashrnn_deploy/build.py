@@ -230,13 +230,17 @@ def _call(
         env=environment,
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            lines.append(line.rstrip())
-            log(lines[-1])
-            if (step := _STEP.match(line)) and "globbed" not in line:
-                what = step[3].split("/")[-1].removesuffix(".o").strip()
-                progress(int(step[1]), int(step[2]), what)
+        try:
+            for line in process.stdout:
+                file.write(line)
+                lines.append(line.rstrip())
+                log(lines[-1])
+                if (step := _STEP.match(line)) and "globbed" not in line:
+                    what = step[3].split("/")[-1].removesuffix(".o").strip()
+                    progress(int(step[1]), int(step[2]), what)
+        except BaseException:
+            process.terminate()  # Ninja ends its compilers
+            raise
     file.flush()
     if process.returncode:
         raise FlashRNNError(_failure(lines, log_path))

@@ -341,6 +341,22 @@ def test_one_gpu(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("version", ["", "10.3"])
+def test_the_library_says_which_tensorrt_it_is_for(tmp_path: Path, version: str) -> None:
+    """Configured only: what `flashrnn_info` returns is a line of the build folder then."""
+    include = tmp_path / "include"
+    include.mkdir()
+    major, _, minor = (version or "0.0").partition(".")
+    text = f"#define NV_TENSORRT_MAJOR {major}\n#define NV_TENSORRT_MINOR {minor}\n"
+    (include / "NvInferVersion.h").write_text(text)
+    options = ["-DFLASHRNN_CUDA_ARCHITECTURES=86", f"-DFLASHRNN_TENSORRT_INCLUDE={include if version else ''}"]
+    command = ["cmake", "-S", build.plugin_sources(), "-B", tmp_path / "b", "-G", "Ninja", *options]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f'\\"tensorrt\\": \\"{version}\\"' in (tmp_path / "b" / "build_info.h").read_text()
+
+
+@needs_nvcc
 @pytest.mark.full
 @pytest.mark.parametrize("cell", ["lstm", "gru", "elman", "slstm"])
 def test_every_gpu(tmp_path: Path, cell: str) -> None:

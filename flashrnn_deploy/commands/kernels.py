@@ -60,15 +60,22 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
     if as_json:
         print_json(report)
         return
+    columns = ["model", "node", "gpu", "batch", "kernel", "predicted us per step", "estimate"]
     rows = [
-        (k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], "yes" if k["estimate"] else "")
+        [k["model"], k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], _mark(k["estimate"])]
         for k in report["kernels"]
     ]
+    if len(report["models"]) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
     if rows:
-        table("kernels", ("node", "gpu", "batch", "kernel", "predicted us per step", "estimate"), rows)
+        table("kernels", columns, rows)
     click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
     for name in report["libraries"][1:]:
         click.echo(f"{output / name}: for programs with TensorRT {report['tensorrt']}, which load it")
+
+
+def _mark(flag: bool) -> str:
+    return "yes" if flag else ""
 
 
 COMMANDS = (solve, build_plugins)
