@@ -28,7 +28,7 @@ from flashrnn_deploy.exporters.onnx_edit import (
     rename,
     unique,
 )
-from flashrnn_deploy.exporters.onnx_shapes import known_shapes, probe
+from flashrnn_deploy.exporters.onnx_shapes import Shapes, known_shapes, probe
 from flashrnn_deploy.files import json_metadata
 from flashrnn_deploy.graph import free_inputs, shape_of, subgraphs
 from flashrnn_deploy.op import is_flashrnn
@@ -54,7 +54,8 @@ def expose_states(model: onnx.ModelProto) -> dict[str, str]:
     A default is an ``initial_states`` that is zero whatever is fed: zero constants, or shapes filled with zeros. It
     becomes the float32 graph input ``<node>.states`` [S, N, B, H*D], and the node's final states, same shape, the graph
     output ``<node>.final_states``. A constant that is not zero keeps its value (a caller who starts with zeros would
-    change the result), and a state that the model computes is left alone: ``kept_states`` names both.
+    change the result), and a state that the model computes is left alone, as is one whose batch is made of several
+    sizes, such as time*batch behind a reshape: ``kept_states`` names them all.
 
     Returns:
         The new pairs, graph input -> graph output. They are merged into ``metadata_props``.
@@ -64,6 +65,8 @@ def expose_states(model: onnx.ModelProto) -> dict[str, str]:
     sources = _sources(graph, [node.input[4] for node in nodes])
     candidates = [node for node in nodes if sources[node.input[4]] == "zero"]
     shapes = known_shapes(model) if candidates else {}
+    made = _made_batches(graph, nodes, shapes)
+    candidates = [node for node in candidates if node.output[0] not in made]
     taken = all_names(model)
     outputs = {value.name for value in graph.output}
     exposed: dict[str, str] = {}
@@ -102,6 +105,7 @@ def kept_states(model: onnx.ModelProto) -> dict[str, str]:
     kept: dict[str, str] = {}
     main = [node for node in model.graph.node if is_flashrnn(node)]
     sources = _sources(model.graph, [node.input[4] for node in main])
+    made = _made_batches(model.graph, main, known_shapes(model)) if "zero" in sources.values() else {}
     for fed, graph in _walk_fed(model.graph, {value.name for value in free_inputs(model.graph)}):
         for node in filter(is_flashrnn, graph.node):
             source = sources[node.input[4]] if graph is model.graph else "inner"
@@ -110,7 +114,7 @@ def kept_states(model: onnx.ModelProto) -> dict[str, str]:
             kept[node.name] = {
                 "inner": "inside the body of another node: only nodes of the main graph get state inputs",
                 "constant": "starts from a constant that is not zero; the constant is kept",
-                "zero": "starts from zeros made inside the model",
+                "zero": made.get(node.output[0], "starts from zeros made inside the model"),
                 "computed": "starts from a state that the model computes from no graph input",
             }[source]
     return kept
@@ -232,6 +236,26 @@ def _state_dims(
     batches += [s[2] for s in states]
     dims[2] = next((b for b in batches if isinstance(b, str)), next((b for b in batches if b is not None), unknown))
     return [d if d is not None else f"{unknown}.{axis}" for axis, d in enumerate(dims)]
+
+
+def _made_batches(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], shapes: Shapes) -> dict[str, str]:
+    """Nodes whose batch no caller could give a state for, by their first output, with the reason.
+
+    Such a batch is an expression that no input has as a dimension, or a number of steps: it changes between two chunks.
+    """
+    given = {dim for value in free_inputs(graph) for dim in shape_of(value) or ()}
+    steps, batches = set(), {}
+    for node in nodes:
+        layout = next(a.i for a in node.attribute if a.name == "layout")
+        wx = shapes.get(node.input[0]) or []
+        if len(wx) == 3:
+            steps.add(wx[layout])
+            batches[node.output[0]] = wx[1 - layout]
+    return {
+        output: f"its batch is {dim}, so that its state cannot be an input"
+        for output, dim in batches.items()
+        if isinstance(dim, str) and (dim in steps or (dim not in given and not re.fullmatch(r"[\w.]+", dim)))
+    }
 
 
 def _walk_fed(graph: onnx.GraphProto, outside: set[str]) -> Iterator[tuple[set[str], onnx.GraphProto]]:

@@ -27,6 +27,7 @@ from flashrnn_deploy.exporters.half_states import keep_states_float
 from flashrnn_deploy.exporters.hidden import StatesAsInputs, with_hidden_states
 from flashrnn_deploy.exporters.observe import Observation, observe
 from flashrnn_deploy.exporters.states import expose_states as expose_default_states
+from flashrnn_deploy.exporters.states import kept_states
 from flashrnn_deploy.exporters.torch_checks import check_repeatable, notes_on_weights, private_copy
 from flashrnn_deploy.exporters.torch_graph import (
     DEFAULT_OPSET,
@@ -163,16 +164,17 @@ def _export(
     model = to_onnx(program, seen, axes, opset, notes)
     name_nodes(model, isinstance(module, StatesAsInputs))
     keep_states_float(model, [v.name for v in seen.outputs if v.is_state])
-    states = dict(seen.state_pairs)
+    states, kept = dict(seen.state_pairs), dict[str, str]()
     if expose_states:
         states |= expose_default_states(model)
+        kept = kept_states(model)
     finish(model, states)
     notes += notes_on_time(model)
     if uses_bfloat16(model):
         notes.append(NOT_ON_CPU)
     example = Example(original, args)
     notes += validate(model, judge, args, axes, sizes, smallest, largest_sizes(dynamic_shapes), seen, upcast)
-    return Export(model, example, _report(model, states, notes))
+    return Export(model, example, _report(model, states, kept, notes))
 
 
 def _swapped(original: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, bool]:
@@ -197,7 +199,7 @@ def _cast(module: nn.Module, args: tuple[Any, ...], seen: Observation, dtype: st
     return copy.deepcopy(module).to(torch_dtype), args
 
 
-def _report(model: onnx.ModelProto, states: dict[str, str], notes: list[str]) -> dict[str, Any]:
+def _report(model: onnx.ModelProto, states: dict[str, str], kept: dict[str, str], notes: list[str]) -> dict[str, Any]:
     def describe(values: Any) -> list[dict[str, Any]]:
         return [
             {
@@ -219,5 +221,6 @@ def _report(model: onnx.ModelProto, states: dict[str, str], notes: list[str]) ->
             if op.is_flashrnn(n)
         ],
         "states": states,
+        "states_kept": kept,
         "warnings": notes,
     }

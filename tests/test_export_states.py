@@ -194,3 +194,33 @@ def test_attributes_beside_a_state() -> None:
         export(module, args)
     exported = export(module, args, expose_states=True)
     assert list(exported.report["states"]) == ["h", "rnn.l0.states"]
+
+
+class Frames(nn.Module):
+    """[B, T, K, 4] -> [B, T, 6]: one layer within each of the T frames, one over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within, self.over = nn.GRU(4, 5, batch_first=True), nn.GRU(5, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, h = self.within(x.flatten(0, 1))
+        y: Tensor = self.over(h[-1].reshape(*x.shape[:2], 5))[0]
+        return y
+
+
+def test_a_batch_that_holds_time_keeps_its_zeros() -> None:
+    args = (rows(1, 2, 7, 3, 4),)
+    net = trained(Frames())
+    result = export(net, args, expose_states=True)
+    assert result.report["states"] == {"over.l0.states": "over.l0.final_states"}
+    assert list(result.report["states_kept"]) == ["within.l0"]
+    assert "its batch is time*batch, so that its state cannot be an input" in result.report["states_kept"]["within.l0"]
+    x, state = rows(2, 3, 5, 3, 4), np.zeros((1, 1, 3, 6), np.float32)
+    runner, parts = make_runner("onnxruntime", result.model), []
+    for chunk in (x[:, :2], x[:, 2:]):
+        outputs = runner.infer({"x": chunk.numpy(), "over.l0.states": state})
+        state = outputs["over.l0.final_states"]
+        parts.append(outputs["output"])
+    with torch.no_grad():
+        np.testing.assert_allclose(np.concatenate(parts, 1), net(x).numpy(), atol=1e-5)
