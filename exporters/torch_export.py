@@ -169,7 +169,7 @@ def _export(
         states |= expose_default_states(model)
         kept = kept_states(model)
     finish(model, states)
-    notes += notes_on_time(model)
+    notes += notes_on_time(model, seen, axes)
     if uses_bfloat16(model):
         notes.append(NOT_ON_CPU)
     example = Example(original, args)

@@ -135,17 +135,28 @@ def name_nodes(model: onnx.ModelProto, wrapped: bool) -> None:
             count[path] += 1
 
 
-def notes_on_time(model: onnx.ModelProto) -> list[str]:
-    """One note for each layer whose number of steps is fixed: an axis that was not named is kept at its size."""
+def notes_on_time(model: onnx.ModelProto, seen: Observation, axes: Axes) -> list[str]:
+    """One note for each layer whose number of steps is fixed: an axis that was not named is kept at its size.
+
+    A waveform [B, samples] is such an input, for the default rules take two axes for a batch of features.
+    """
+    where = "no dynamic axis is its time (--dynamic NAME:AXIS=DIM)"
+    floats = [
+        (value, entry)
+        for value, entry in zip(seen.inputs, axes, strict=True)
+        if value.tensor.is_floating_point() and not value.feeds_state and not value.carried
+    ]
+    fixed = [(v, axis) for v, entry in floats for axis in range(v.tensor.dim()) if axis not in entry]
+    if fixed and all(value.tensor.dim() == 2 for value, _ in floats):
+        (value, axis), place = fixed[-1], f"{fixed[-1][0].name}:{fixed[-1][1]}"
+        where = f"{place} keeps the example's size, {value.tensor.shape[axis]} (--dynamic {place}=time)"
     shapes = {v.name: shape_of(v) for v in (*model.graph.value_info, *model.graph.output)}
     notes = []
     for node in filter(op.is_flashrnn, model.graph.node):
         layout = next(a.i for a in node.attribute if a.name == "layout")
         steps = (shapes.get(node.output[0]) or [None, None])[layout]
         if isinstance(steps, int) and steps > 1:
-            notes.append(
-                f"{node.name} runs {steps} steps whatever is fed: no dynamic axis is its time (--dynamic NAME:AXIS=DIM)"
-            )
+            notes.append(f"{node.name} runs {steps} steps whatever is fed: {where}")
     return notes
 
 

@@ -46,3 +46,24 @@ def test_an_axis_that_the_default_rule_takes_for_time() -> None:
         export(Spectrogram(), args)
     report = export(Spectrogram(), args, static=["x:1"], dynamic=["x:3=time"]).report
     assert report["outputs"][0]["shape"] == ["batch", "time", 5]
+
+
+class Waveform(nn.Module):
+    """[B, samples] -> [B, frames, 5]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rnn = nn.Conv1d(1, 4, 8, 4), nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rnn(self.conv(x[:, None]).transpose(1, 2))[0]
+        return y
+
+
+def test_a_waveform_of_fixed_length_is_noted() -> None:
+    args = (torch.randn(2, 160),)
+    (note,) = [n for n in export(Waveform(), args).report["warnings"] if "39 steps" in n]
+    assert note == "rnn.l0 runs 39 steps whatever is fed: x:1 keeps the example's size, 160 (--dynamic x:1=time)"
+    report = export(Waveform(), args, dynamic=["x:1=time"]).report
+    assert report["inputs"][0]["shape"] == ["batch", "time"]
+    assert not [n for n in report["warnings"] if "steps" in n]
