@@ -22,6 +22,7 @@ from rich.table import Table
 from flashrnn_deploy import __version__, compare, streaming
 from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.cells import Array
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files
 from flashrnn_deploy.shapes import axes_of, tensors_of
@@ -125,7 +126,7 @@ def _judge(path: Path, module: Any) -> dict[str, Any]:
         return {"bits": bits[:rows], **dict.fromkeys(pairs, zeros)}
 
     def streamed(rows: int, chunk: int) -> dict[str, Array]:
-        return streaming.run_chunks(runner, feeds(rows), chunk, axes, pairs, {})
+        return run_chunks(runner, feeds(rows), chunk, axes, pairs, {})
 
     def expected(dtype: Any) -> Array:
         with torch.no_grad():

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from flashrnn_deploy import compare, streaming
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.exporters import export
 from flashrnn_deploy.exporters.calls import tensors_of
 from flashrnn_deploy.exporters.validate import to_numpy
@@ -212,7 +213,7 @@ def test_chunks_equal_whole(cell: str) -> None:
     runner = make_runner("onnxruntime", model)
     whole = runner.infer(feeds)
     for chunk in (1, 7, 50):
-        parts = streaming.run_chunks(runner, feeds, chunk, axes, pairs, streaming.length_inputs(model))
+        parts = run_chunks(runner, feeds, chunk, axes, pairs, streaming.length_inputs(model))
         for name, expected in whole.items():
             assert compare.max_abs_error(parts[name], expected) <= 1e-6, (chunk, name)
 

@@ -14,6 +14,7 @@ from torch.export import Dim
 
 from flashrnn_deploy import streaming
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import export
 from flashrnn_deploy.graph import shape_of
@@ -121,7 +122,7 @@ def test_axes_of_any_name_are_time_and_batch() -> None:
     streaming.check_chunkable(model, tensors, axes, pairs)
     x, runner = rows(2, 9, 2, 4), make_runner("onnxruntime", model)
     feeds = {"x": x.numpy(), "rnn.l0.states": torch.zeros(1, 1, 2, 6).numpy()}
-    parts = streaming.run_chunks(runner, feeds, 4, axes, pairs, {})["output"]
+    parts = run_chunks(runner, feeds, 4, axes, pairs, {})["output"]
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(parts), net(x), atol=1e-6, rtol=0)
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from flashrnn_deploy import streaming
 from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.cells import CELLS
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.shapes import axes_of, tensors_of
@@ -40,7 +41,7 @@ def chunked(model: onnx.ModelProto, feeds: dict[str, np.ndarray], chunk: int, *o
     axes, pairs = axes_of(model, tensors), streaming.state_pairs(model, options)
     streaming.check_chunkable(model, tensors, axes, pairs)
     lengths = streaming.length_inputs(model)
-    return streaming.run_chunks(make_runner("onnxruntime", model), feeds, chunk, axes, pairs, lengths)
+    return run_chunks(make_runner("onnxruntime", model), feeds, chunk, axes, pairs, lengths)
 
 
 def refuse(model: onnx.ModelProto, message: str, *options: str) -> None:
@@ -271,9 +272,7 @@ def test_inputs_of_two_lengths() -> None:
     models.set_metadata(model, "flashrnn.axes", axes)
     tensors = tensors_of(model)
     with pytest.raises(FlashRNNError, match="inputs of one length"):
-        streaming.run_chunks(
-            make_runner("onnxruntime", model), feeds_for(model, GRU), 7, axes_of(model, tensors), {}, {}
-        )
+        run_chunks(make_runner("onnxruntime", model), feeds_for(model, GRU), 7, axes_of(model, tensors), {}, {})
 
 
 def standard(op: str, **attributes: Any) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 
 from flashrnn_deploy import streaming
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.exporters import export
 from flashrnn_deploy.exporters.calls import tensors_of
 from flashrnn_deploy.exporters.validate import to_numpy
@@ -119,7 +120,7 @@ def test_projection_in_chunks() -> None:
     assert len(pairs) == 1
     feeds = {"input": rows(5, 20, 2, IN).numpy(), next(iter(pairs)): np.zeros((2, 1, 2, HIDDEN), np.float32)}
     runner = make_runner("onnxruntime", model)
-    parts = streaming.run_chunks(runner, feeds, 7, axes, pairs, {})
+    parts = run_chunks(runner, feeds, 7, axes, pairs, {})
     with torch.no_grad():
         np.testing.assert_allclose(parts["output"], layer(rows(5, 20, 2, IN))[0].numpy(), atol=1e-5)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flashrnn_deploy import streaming
 from flashrnn_deploy.backends import make_runner
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import export
 from flashrnn_deploy.shapes import axes_of
@@ -168,6 +169,6 @@ def test_block_in_chunks(cells: Any) -> None:
     with torch.no_grad():
         expected = [t.numpy() for t in net(*args)]
     for chunk in (64, 8, 1):
-        parts = streaming.run_chunks(runner, feeds, chunk, axes_of(model, graph_tensors(model)), pairs, {})
+        parts = run_chunks(runner, feeds, chunk, axes_of(model, graph_tensors(model)), pairs, {})
         for name, want in zip(outputs, expected, strict=True):
             np.testing.assert_allclose(parts[name], want, atol=1e-5, err_msg=f"{name}, chunks of {chunk}")
