@@ -36,8 +36,13 @@ def describe_file(path: Path) -> dict[str, Any]:
         raise FlashRNNError(f"cannot read {path}: {error.strerror}") from error
     if magic == b"\x7fELF" or path.suffix in (".so", ".dll", ".dylib"):
         return library_info(path)
-    if path.suffix != ".onnx" and sidecar.path_of(path).is_file():
-        return {"kind": "TensorRT engine", "file": str(path), **sidecar.read(path)}
+    if path.suffix in sidecar.SUFFIXES or (path.suffix != ".onnx" and sidecar.path_of(path).is_file()):
+        facts = {"kind": "TensorRT engine", "file": str(path), **sidecar.read(path)}
+        try:
+            sidecar.check_bytes(path, path.read_bytes(), facts)
+        except FlashRNNError as error:
+            facts["warnings"] = [str(error)]
+        return facts
     return model_info(path)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashrnn_deploy import feeds, streaming
 from flashrnn_deploy.backends import Runner, make_runner
+from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.coverage import cuda_notes
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files, write_outputs
@@ -89,15 +90,22 @@ def run(
             results = runner.infer(arrays)
         else:
             span = engine.carry(pairs) if engine else (0, None)
-            results = streaming.run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model), span)
+            results = run_chunks(runner, arrays, chunk, axes, pairs, streaming.length_inputs(model), span)
         return write_outputs(folder, results, {"model": str(path), "backend": backend, "chunk": chunk})
 
 
 def _open_engine(path: Path, backend: str, plugins: Sequence[Path], trust: bool) -> TrtRunner | None:
+    from flashrnn_deploy.engine import sidecar
+
     if backend == "tensorrt":
+        if path.suffix == ".onnx":
+            raise FlashRNNError(
+                f"{path} is a model and --backend tensorrt runs engines: build one with `flashrnn-deploy build-engine "
+                f"{path} --plugins LIB -o {path.with_suffix('.engine').name}`"
+            )
         from flashrnn_deploy.backends.trt import TrtRunner
 
         return TrtRunner(path, plugins, trust=trust)
-    if trust or path.suffix in (".engine", ".plan", ".trt"):
+    if trust or path.suffix in sidecar.SUFFIXES:
         raise FlashRNNError(f"{path if not trust else '--trust-engine'} belongs to --backend tensorrt")
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from flashrnn_deploy.backends.trt import TrtRunner
 from flashrnn_deploy.cli import main
 from flashrnn_deploy.engine import sidecar
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.info import describe_file
 from flashrnn_deploy.op import RNNSpec
 
 MODEL = models.network(RNNSpec("gru", 2, 4))
 REBUILD = "rebuild it with: flashrnn-deploy build-engine m.onnx --plugins libflashrnn.so -o "
+SHAPES = " --shapes x=1x1x5:100x4x5:512x16x5 --shapes state0=1x1x1x8:1x1x4x8:1x1x16x8"
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +76,13 @@ def test_what_differs_is_refused(
     with pytest.raises(FlashRNNError) as error:
         TrtRunner(engine, [plugin])
     assert message in str(error.value)
-    assert str(error.value).endswith(REBUILD + str(engine))
+    assert str(error.value).endswith(REBUILD + str(engine) + SHAPES)
 
 
 def test_rtx_engine_names_its_flag(tmp_path: Path) -> None:
     engine = engines.write(MODEL, tmp_path / "m.engine", rtx=True, compute_capability="8.6")
     here = sidecar.Running("1.7.1", True, "9.0")
-    with pytest.raises(FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* -o .*m\.engine --rtx$"):
+    with pytest.raises(FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* -o .*m\.engine --sha.* --rtx$"):
         sidecar.check(engine, engine.read_bytes(), sidecar.read(engine), here)
 
 
@@ -186,3 +189,26 @@ def test_command_line(tmp_path: Path, plugin: Path) -> None:
     assert trusted.exit_code == 0, trusted.output
     assert "run on trust" in trusted.stderr
     assert (tmp_path / "out" / "out.npy").is_file()
+
+
+def test_files_are_checked_before_the_gpu(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged engine and a missing library are told apart where there is neither TensorRT nor a GPU."""
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    engine = engines.write(MODEL, tmp_path / "m.engine", plugin=plugin)
+    with pytest.raises(FlashRNNError, match=r"pass the library libflashrnn\.so that it was built with"):
+        TrtRunner(engine)
+    engine.write_bytes(engine.read_bytes() + b"more")
+    with pytest.raises(FlashRNNError, match="it is damaged"):
+        TrtRunner(engine, [plugin])
+    assert "it is damaged" in describe_file(engine)["warnings"][0]
+    sidecar.path_of(engine).unlink()
+    with pytest.raises(FlashRNNError, match=r"m\.engine has no sidecar"):
+        describe_file(engine)
+
+
+def test_a_model_is_no_engine(tmp_path: Path) -> None:
+    path = models.save(MODEL, tmp_path / "m.onnx")
+    result = CliRunner().invoke(main, ["run", str(path), "--backend", "tensorrt", "-o", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "is a model and --backend tensorrt runs engines: build one with `flashrnn-deploy build-eng" in result.stderr

@@ -51,6 +51,8 @@ class TrtRunner:
         except OSError as error:
             raise FlashRNNError(f"cannot read the engine {path}: {error.strerror}") from error
         self.sidecar = self._read_sidecar(path, trust)
+        if not trust:
+            sidecar.check_files(path, data, self.sidecar, tuple(map(Path, plugins)))
         trt = api.load(rtx=bool(self.sidecar.get("rtx")))
         self._device = Device()
         self._log = api.make_log(trt)

@@ -45,7 +45,11 @@ def build_engine(model: Path, output: Path, verbose: bool, as_json: bool, **opti
     table(str(output), ("input", "dtype", "smallest", "usual", "largest"), rows)
     target = report["compute_capability"] or " or ".join(report["targets"])
     size = f"{report['engine']['bytes'] / 1e6:.1f} MB"
-    click.echo(f"{size}, for compute capability {target}; run it with: flashrnn-deploy run {output} --backend tensorrt")
+    libraries = "".join(f" --plugins {path}" for path in options["plugins"])
+    click.echo(
+        f"{size}, for compute capability {target}; run it with: flashrnn-deploy run {output} --backend tensorrt"
+        f"{libraries} --input NAME=FILE.npy -o DIR"
+    )
     if report["no_chunks"]:
         note(f"it runs whole sequences only: {report['no_chunks']}")
 

@@ -77,6 +77,11 @@ def version(trt: Any) -> str:
     return ".".join(str(trt.__version__).split(".")[:3])
 
 
+def name(trt: Any) -> str:
+    """What messages call the loaded module."""
+    return f"{product(is_rtx(trt))} {version(trt)}"
+
+
 def major(trt: Any) -> int:
     return int(str(trt.__version__).split(".")[0])
 

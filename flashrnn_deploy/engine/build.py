@@ -10,14 +10,15 @@ from typing import Any
 
 import onnx
 
-from flashrnn_deploy import gpus, streaming
+from flashrnn_deploy import streaming
 from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
 from flashrnn_deploy.engine.progress import make_monitor
+from flashrnn_deploy.engine.targets import find_device, set_targets
 from flashrnn_deploy.engine.tool import build_with_tool, find_tool
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.files import load_model, new_file, new_files, printable
+from flashrnn_deploy.files import final_path, load_model, new_file, new_files, printable
 from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, tensors_of
 
 Progress = Callable[[int, int, str], None]
@@ -69,12 +70,14 @@ def build_engine(
         raise FlashRNNError(f"--workspace {workspace}: give at least 1 MiB")
     if rtx and timing_cache is not None:
         raise FlashRNNError("--timing-cache: TensorRT-RTX measures nothing when it builds and keeps no such file")
+    output = final_path(output)
+    final_path(sidecar.path_of(output))
     _check_output(output, [path, *plugins, *([timing_cache] if timing_cache else [])])
     trt = _load(rtx)
     tool = None if trt else find_tool()
     if tool and timing_cache:
         raise FlashRNNError(f"--timing-cache needs TensorRT's Python module, which is not installed; {tool} keeps none")
-    device = _device(rtx, gpu)
+    device = find_device(rtx, gpu)
     with new_files(output.parent) as folder:
         if tool:
             return build_with_tool(tool, path, folder / output.name, plugins, profiles, workspace, tf32, log)
@@ -84,7 +87,8 @@ def build_engine(
         api.load_plugins(trt, listener, plugins)
         net = network.parse(trt, listener, builder, path, nodes)
         config = builder.create_builder_config()
-        targets = _set_targets(trt, config, device, gpu)
+        library = _flashrnn_library(plugins) if nodes else None
+        targets = set_targets(trt, config, device, gpu, library)
         if workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace * _MIB)
         if not tf32:
@@ -97,7 +101,7 @@ def build_engine(
         report = sidecar.describe(
             data,
             path,
-            _flashrnn_library(plugins) if nodes else None,
+            library,
             tensorrt=api.version(trt),
             rtx=rtx,
             **targets,
@@ -122,7 +126,7 @@ def _serialize(trt: Any, listener: Any, builder: Any, config: Any, net: Any, pat
     with api.interrupts(listener):
         serialized = builder.build_serialized_network(net, config)
     if serialized is None:
-        raise FlashRNNError(f"{_name(trt)} cannot build an engine of {path}: {listener.take()}")
+        raise FlashRNNError(f"{api.name(trt)} cannot build an engine of {path}: {listener.take()}")
     return bytes(serialized)
 
 
@@ -144,8 +148,6 @@ def _facts(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:
-    if output.is_dir():
-        raise FlashRNNError(f"-o {output} is a directory: name the engine's file")
     for path in inputs:
         if path.resolve() in (output.resolve(), sidecar.path_of(output).resolve()):
             raise FlashRNNError(f"-o {output} would replace {path}: choose another name")
@@ -159,60 +161,11 @@ def _load(rtx: bool) -> Any:
         return None
 
 
-def _name(trt: Any) -> str:
-    return f"{api.product(api.is_rtx(trt))} {api.version(trt)}"
-
-
 def _builder(trt: Any, listener: Any) -> Any:
     try:
         return trt.Builder(listener)
     except (TypeError, RuntimeError) as error:  # pybind11's way to say that C++ gave nothing
-        raise FlashRNNError(f"{_name(trt)} does not start: {listener.take()} ({api.one_line(error)})") from error
-
-
-def _device(rtx: bool, gpu: str | None) -> gpus.GPU | None:
-    """The GPU of this machine; None where there is none and none is needed."""
-    wanted = gpus.get(gpu) if gpu else None
-    try:
-        local = gpus.get("local")
-    except FlashRNNError as error:
-        if rtx:
-            return None
-        raise FlashRNNError(
-            f"TensorRT builds an engine on the GPU that is to run it, and there is none here ({error}); build it on "
-            "that machine, or with --rtx"
-        ) from error
-    if wanted and not rtx and wanted.compute_capability != local.compute_capability:
-        raise FlashRNNError(
-            f"--gpu {gpu}: TensorRT builds for the GPU that it runs on, {local.product} of compute capability "
-            f"{_text(local)}, and {gpu} has {_text(wanted)}: build it on that machine"
-        )
-    return local
-
-
-def _text(gpu: gpus.GPU) -> str:
-    return f"{gpu.compute_capability // 10}.{gpu.compute_capability % 10}"
-
-
-def _set_targets(trt: Any, config: Any, device: gpus.GPU | None, gpu: str | None) -> dict[str, Any]:
-    """Tell TensorRT-RTX what to build for; what the sidecar says of it."""
-    if not api.is_rtx(trt):
-        assert device is not None
-        return {"compute_capability": _text(device)}
-    known = {n[2:-1] + "." + n[-1]: v for n, v in trt.ComputeCapability.__members__.items() if n.startswith("SM")}
-    wanted = gpus.get(gpu) if gpu else device
-    targets = [_text(wanted)] if wanted else [name for name in known if name != "7.5"]
-    if wanted and targets[0] not in known:
-        raise FlashRNNError(
-            f"{_name(trt)} has no target for {wanted.name} (compute capability {targets[0]}); it has "
-            f"{', '.join(known)}: use TensorRT itself on that GPU, without --rtx"
-        )
-    config.num_compute_capabilities = len(targets)
-    for index, name in enumerate(targets):
-        if not config.set_compute_capability(known[name], index):
-            raise FlashRNNError(f"{_name(trt)} refuses the target {name}")
-    here = device is not None and wanted is not None and device.compute_capability == wanted.compute_capability
-    return {"compute_capability": targets[0] if here else None, "targets": targets}
+        raise FlashRNNError(f"{api.name(trt)} does not start: {listener.take()} ({api.one_line(error)})") from error
 
 
 def _use_cache(config: Any, path: Path | None, listener: Any) -> Any:

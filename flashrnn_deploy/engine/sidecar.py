@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import PLUGIN_ATTRIBUTES
 
 FORMAT = 1
+SUFFIXES = (".engine", ".plan", ".trt")
+"""What files of engines are named."""
 _OPTIONAL = ("lengths", "targets")
 _TYPES: dict[str, Any] = {
     "format": int, "engine": dict, "tensorrt": str, "rtx": bool, "compute_capability": (str, type(None)),
@@ -124,6 +127,16 @@ def _are(values: Any, *kinds: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
 
+def check_files(engine: Path, data: bytes, sidecar: dict[str, Any], libraries: Sequence[Path]) -> None:
+    """The part of ``check`` that needs neither TensorRT nor a GPU: the engine's bytes and the plugin libraries.
+
+    Raises:
+        FlashRNNError: what does not match, in one sentence, with the command.
+    """
+    check_bytes(engine, data, sidecar)
+    _check_library(engine, sidecar, libraries)
+
+
 def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> None:
     """Refuse an engine that was not built for this place; nothing of TensorRT is called.
 
@@ -136,7 +149,7 @@ def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> 
     Raises:
         FlashRNNError: what does not match, in one sentence, with the command.
     """
-    _check_bytes(engine, data, sidecar)
+    check_bytes(engine, data, sidecar)
     built, running = (product(sidecar["rtx"]), sidecar["tensorrt"]), (product(here.rtx), here.tensorrt)
     capability = sidecar["compute_capability"]
     targets = [capability] if capability else sidecar.get("targets", [])
@@ -145,10 +158,15 @@ def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> 
             f"{engine} was built with {' '.join(built)} for compute capability {' or '.join(targets) or '(none)'}; "
             f"this is {' '.join(running)} on compute capability {here.compute_capability}; {_rebuild(engine, sidecar)}"
         )
-    _check_library(engine, sidecar, here)
+    _check_library(engine, sidecar, here.libraries)
 
 
-def _check_bytes(engine: Path, data: bytes, sidecar: dict[str, Any]) -> None:
+def check_bytes(engine: Path, data: bytes, sidecar: dict[str, Any]) -> None:
+    """Refuse an engine whose bytes are not those that the sidecar was written for.
+
+    Raises:
+        FlashRNNError: size or hash differ.
+    """
     want = sidecar["engine"]
     if want.get("bytes") != len(data):
         raise FlashRNNError(
@@ -162,7 +180,7 @@ def _check_bytes(engine: Path, data: bytes, sidecar: dict[str, Any]) -> None:
         )
 
 
-def _check_library(engine: Path, sidecar: dict[str, Any], here: Running) -> None:
+def _check_library(engine: Path, sidecar: dict[str, Any], libraries: Sequence[Path]) -> None:
     plugin, wanted = sidecar["plugin"], sidecar["library"]
     if plugin is None or wanted is None:
         return
@@ -173,16 +191,16 @@ def _check_library(engine: Path, sidecar: dict[str, Any], here: Running) -> None
             f"'{plugin.get('namespace')}'; this flashrnn-deploy has version {version}, namespace '{space}'; "
             f"{_rebuild(engine, sidecar)}"
         )
-    if not here.libraries:
+    if not libraries:
         raise FlashRNNError(
             f"{engine} holds the FlashRNN plugins, version {version}, namespace '{space}': pass the library "
             f"{wanted.get('file')} that it was built with, --plugins LIB"
         )
-    for library in here.libraries:
+    for library in libraries:
         if not library.is_file():
             raise FlashRNNError(f"there is no plugin library {library}; {engine} wants {wanted.get('file')}")
-    if all(file_facts(library)["sha256"] != wanted.get("sha256") for library in here.libraries):
-        given = ", ".join(map(str, here.libraries))
+    if all(file_facts(library)["sha256"] != wanted.get("sha256") for library in libraries):
+        given = ", ".join(map(str, libraries))
         raise FlashRNNError(
             f"{engine} was built with the library {wanted.get('file')} of SHA-256 {str(wanted.get('sha256'))[:12]}..., "
             f"and {given} is another build: pass that one; or {_rebuild(engine, sidecar)}"
@@ -197,5 +215,18 @@ def _rebuild(engine: Path, sidecar: dict[str, Any]) -> str:
     plugins = "" if "library" in sidecar and sidecar["library"] is None else f" --plugins {name('library', 'LIB')}"
     return (
         f"rebuild it with: flashrnn-deploy build-engine {name('model', 'MODEL.onnx')}{plugins} -o "
-        f"{engine}{' --rtx' if sidecar.get('rtx') is True else ''}"
+        f"{engine}{_shape_options(sidecar.get('shapes'))}{' --rtx' if sidecar.get('rtx') is True else ''}"
     )
+
+
+def _shape_options(shapes: Any) -> str:
+    """The --shapes of an engine's inputs, of those that vary; nothing where the sidecar is damaged there."""
+    text = ""
+    try:
+        for name, profile in shapes.items():
+            smallest, usual, largest = ("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
+            if smallest != largest:
+                text += f" --shapes {shlex.quote(f'{name}={smallest}:{usual}:{largest}')}"
+    except (AttributeError, KeyError, TypeError):
+        return ""
+    return text
