@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,8 +21,8 @@ using namespace flashrnn_edge;
 
 constexpr const char* kUsage =
     "usage:\n"
-    "  flashrnn_edge build MODEL.onnx -o ENGINE --plugin LIB [--shape NAME=MIN:OPT:MAX]... [--workspace MIB] "
-    "[--cublas]\n"
+    "  flashrnn_edge build MODEL.onnx -o ENGINE --plugin LIB [--shape NAME=MIN:OPT:MAX]... [--workspace MIB]\n"
+    "                [--sessions N] [--tf32] [--cublas]\n"
     "  flashrnn_edge run ENGINE --plugin LIB --input NAME=FILE.npy... -o DIR [--chunk STEPS] [--graph]\n"
     "                [--repeat N] [--profile] [--trust-engine]\n"
     "  flashrnn_edge info ENGINE --plugin LIB [--trust-engine]\n"
@@ -123,7 +125,7 @@ void show(const Arguments& arguments) {
 }
 
 void run(const Arguments& arguments) {
-  if (!arguments.has("-o")) fail("run needs -o DIR, an existing folder");
+  if (!arguments.has("-o")) fail("run needs -o DIR");
   const Engine engine = load(arguments);
   Arrays inputs;
   for (const std::string& input : arguments.all("--input")) {
@@ -135,8 +137,12 @@ void run(const Arguments& arguments) {
   Session session(engine, arguments.has("--graph"), arguments.has("--profile") ? &times : nullptr);
   const Arrays outputs =
       arguments.has("--chunk") ? session.run_chunks(inputs, arguments.number("--chunk")) : session.run(inputs);
+  const std::filesystem::path folder = arguments.one("-o");
+  std::filesystem::create_directories(folder);
   for (const auto& [tensor, array] : outputs) {
-    write_npy(arguments.one("-o") + "/" + tensor + ".npy", array);
+    std::string file = tensor;
+    std::replace(file.begin(), file.end(), '/', '_');  // a name stays inside the folder
+    write_npy((folder / (file + ".npy")).string(), array);
     std::printf("%s %s %s\n", tensor.c_str(), name(array.type), text(array.dims).c_str());
   }
   std::vector<float> ms;
@@ -150,6 +156,10 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && (std::strcmp(argv[1], "-h") == 0 || std::strcmp(argv[1], "--help") == 0)) {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
   try {
     const Arguments arguments = parse(argc, argv);
     const std::string& command = arguments.words[0];
