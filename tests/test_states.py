@@ -174,7 +174,7 @@ def test_other_states_are_kept_and_named(tmp_path: Path) -> None:
     assert onnx_rnn.max_error(onnx_rnn.run_file(model, {"X": x}), onnx_rnn.run_file(learned, {"X": x})) < 2e-5
     given = with_states([], {}, {"initial_h": [1, "batch", HD]})
     _, report = convert(given, tmp_path, expose_states=True)
-    assert (report["states"], report["states_kept"]) == ({}, {})
+    assert (report["states"], report["states_kept"]) == ({"initial_h": "Y_h"}, {})
     scaled = with_states([node("Mul", ["x_mean", "zero"])], {"zero": np.float32(0)}, {"x_mean": [1, "batch", HD]})
     _, report = convert(scaled, tmp_path, expose_states=True)
     assert report["states"] == {}  # 0 * x is not zero for an infinite x
