@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +31,15 @@ import peers  # noqa: E402
 import torch  # noqa: E402
 from judge import Case, judge, references, tensors  # noqa: E402
 from library import ALTERNATING, Library, build  # noqa: E402
+from timing import STEPS, median_us  # noqa: E402
 
 from flashrnn_deploy.op import RNNSpec  # noqa: E402
 
-STEPS = 1024
 SHAPES = (
     (1, 64, 1), (12, 64, 16), (12, 64, 64), (1, 128, 1), (1, 128, 16), (6, 128, 16),
     (1, 256, 1), (1, 256, 16), (3, 256, 16), (1, 512, 1), (1, 512, 16),
     (1, 768, 1), (1, 768, 16), (1, 1024, 1), (1, 1024, 16), (1, 2048, 1), (1, 2048, 8),
 )  # fmt: skip
-
-
-def median_us(run: Callable[[], Any], repeats: int = 15) -> float:
-    """Microseconds per step."""
-    times = []
-    for _ in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[2:]) * 1000 / STEPS
 
 
 def measure(lib: Library, spec: RNNSpec, B: int, row: int | None = None) -> dict[str, Any]:

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import importlib
 import re
-import statistics
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
+from timing import STEPS, median_us
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
@@ -32,7 +30,6 @@ sys.path[:0] = [str(ROOT)]
 from flashrnn_deploy.op import RNNSpec  # noqa: E402
 from flashrnn_deploy.recurrence import recurrence  # noqa: E402
 
-STEPS = 1024
 REMOVED = (
     "clockRate", "deviceOverlap", "computeMode", "kernelExecTimeoutEnabled", "maxTexture1DLinear", "memoryClockRate",
     "singleToDoublePrecisionPerfRatio", "cooperativeMultiDeviceLaunch",
@@ -50,19 +47,6 @@ def unpack(wheel: Path, folder: Path) -> None:
     if count != len(REMOVED):
         raise click.ClickException(f"{wheel.name}: {count} of {len(REMOVED)} properties found in gpu_info.cc")
     source.write_text(text)
-
-
-def median_us(run: Callable[[], Any], repeats: int = 15) -> float:
-    """Microseconds per step."""
-    times = []
-    for _ in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[2:]) * 1000 / STEPS
 
 
 @torch.inference_mode()
