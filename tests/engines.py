@@ -60,6 +60,12 @@ def write(
     return path
 
 
+def check(engine: Path, report: dict[str, Any], here: sidecar.Running, *libraries: Path) -> None:
+    """All that is checked of an engine, as its runner does."""
+    sidecar.check_files(engine, engine.read_bytes(), report, libraries)
+    sidecar.check_place(engine, report, here)
+
+
 def info(name: str, *dims: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     """An input or output of a graph."""
     return helper.make_tensor_value_info(name, dtype, list(dims))

@@ -165,10 +165,9 @@ def test_engines(tmp_path: Path, make: Callable[[Path], Path], _name: str) -> No
     wanted = {v.name for v in (*model.graph.input, *model.graph.output)}
     assert report["dtypes"].keys() == wanted
     assert report["shapes"].keys() == {v.name for v in model.graph.input}
-    here = sidecar.Running("1.7.1", True, "8.6", [plugin()])
-    sidecar.check(tmp_path / "m.engine", data, report, here)
+    engines.check(tmp_path / "m.engine", report, sidecar.Running("1.7.1", True, "8.6"), plugin())
     with pytest.raises(FlashRNNError, match=r"this is TensorRT-RTX 1\.7\.1 on compute capability 9\.0"):
-        sidecar.check(tmp_path / "m.engine", data, report, sidecar.Running("1.7.1", True, "9.0", [plugin()]))
+        engines.check(tmp_path / "m.engine", report, sidecar.Running("1.7.1", True, "9.0"), plugin())
 
 
 @pytest.mark.usefixtures("rtx")

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import engines
 import ml_dtypes
 import models
 import numpy as np
@@ -30,6 +31,7 @@ from flashrnn_deploy.op import DOMAIN, RNNSpec
 SAMPLE = ROOT / "samples" / "cpp_edge"
 SOURCES = [SAMPLE / f"{name}.cc" for name in ("array", "files", "json", "onnx_file", "sidecar")]
 HERE = ("8.5.3", "8.7")
+PYTHON_HERE = sidecar.Running(HERE[0], False, HERE[1])
 
 
 @pytest.mark.parametrize("release", ["8.5", "8.6", "10.0", "10.14", "11.1"])
@@ -88,9 +90,9 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
-def python_refusal(engine: Path, here: sidecar.Running) -> str:
+def python_refusal(engine: Path, *libraries: Path) -> str:
     with pytest.raises(FlashRNNError) as caught:
-        sidecar.check(engine, engine.read_bytes(), sidecar.read(engine), here)
+        engines.check(engine, sidecar.read(engine), PYTHON_HERE, *libraries)
     return str(caught.value)
 
 
@@ -117,7 +119,7 @@ def test_an_edited_sidecar_is_refused_as_python_refuses_it(engine: Path, key: st
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     library = engine.parent / "libflashrnn.so"
     said = refusal("sidecar", engine, *HERE, library)
-    assert same_until_cure(said, python_refusal(engine, sidecar.Running(HERE[0], False, HERE[1], [library])))
+    assert same_until_cure(said, python_refusal(engine, library))
     assert "flashrnn-deploy build-engine" in said
 
 
@@ -133,7 +135,7 @@ def test_what_is_missing(engine: Path) -> None:
 def test_damaged_engines(engine: Path, change: Any) -> None:
     engine.write_bytes(change(engine.read_bytes()))
     said = refusal("sidecar", engine, *HERE, engine.parent / "libflashrnn.so")
-    assert same_until_cure(said, python_refusal(engine, sidecar.Running(*HERE[:1], False, HERE[1])))
+    assert same_until_cure(said, python_refusal(engine))
 
 
 def test_a_sidecar_of_the_program_is_read_by_python(engine: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_sidecar_of_the_program_is_read_by_python(engine: Path) -> None:
     sidecar.path_of(engine).unlink()
     assert call("describe", engine, engine.parent / "m.onnx", library, *HERE).returncode == 0
     report = sidecar.read(engine)
-    sidecar.check(engine, engine.read_bytes(), report, sidecar.Running(HERE[0], False, HERE[1], [library]))
+    engines.check(engine, report, PYTHON_HERE, library)
     assert report["states"] == [['h"0é', "hn"]]
 
 

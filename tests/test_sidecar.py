@@ -83,7 +83,7 @@ def test_rtx_engine_names_its_flag(tmp_path: Path) -> None:
     engine = engines.write(MODEL, tmp_path / "m.engine", rtx=True, compute_capability="8.6")
     here = sidecar.Running("1.7.1", True, "9.0")
     with pytest.raises(FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* -o .*m\.engine --sha.* --rtx$"):
-        sidecar.check(engine, engine.read_bytes(), sidecar.read(engine), here)
+        engines.check(engine, sidecar.read(engine), here)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])

@@ -57,11 +57,9 @@ class TrtRunner:
         self._device = Device()
         self._log = api.make_log(trt)
         if not trust:
-            here = sidecar.Running(
-                api.version(trt), api.is_rtx(trt), self._device.compute_capability, tuple(map(Path, plugins))
-            )
-            sidecar.check(path, data, self.sidecar, here)
-        self._label = f"{api.product(api.is_rtx(trt))} {api.version(trt)}"
+            here = sidecar.Running(api.version(trt), api.is_rtx(trt), self._device.compute_capability)
+            sidecar.check_place(path, self.sidecar, here)
+        self._label = api.name(trt)
         with self._device.current():
             self._runtime = trt.Runtime(self._log)
             api.load_plugins(trt, self._log, plugins)

@@ -38,13 +38,11 @@ class Running:
         tensorrt: version, major.minor.patch.
         rtx: whether it is TensorRT-RTX.
         compute_capability: of the device, such as "9.0".
-        libraries: the plugin libraries that are given.
     """
 
     tensorrt: str
     rtx: bool
     compute_capability: str
-    libraries: Sequence[Path] = ()
 
 
 def path_of(engine: Path) -> Path:
@@ -128,7 +126,13 @@ def _are(values: Any, *kinds: type) -> bool:
 
 
 def check_files(engine: Path, data: bytes, sidecar: dict[str, Any], libraries: Sequence[Path]) -> None:
-    """The part of ``check`` that needs neither TensorRT nor a GPU: the engine's bytes and the plugin libraries.
+    """Refuse an engine that is damaged, or whose plugin library is another; this needs neither TensorRT nor a GPU.
+
+    Args:
+        engine: its path, for messages and for the command that builds it again.
+        data: its bytes.
+        sidecar: what ``read`` gave.
+        libraries: the plugin libraries that are given.
 
     Raises:
         FlashRNNError: what does not match, in one sentence, with the command.
@@ -137,19 +141,12 @@ def check_files(engine: Path, data: bytes, sidecar: dict[str, Any], libraries: S
     _check_library(engine, sidecar, libraries)
 
 
-def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> None:
-    """Refuse an engine that was not built for this place; nothing of TensorRT is called.
-
-    Args:
-        engine: its path, for messages and for the command that builds it again.
-        data: its bytes.
-        sidecar: what ``read`` gave.
-        here: where it is to run.
+def check_place(engine: Path, sidecar: dict[str, Any], here: Running) -> None:
+    """Refuse an engine that was not built for this TensorRT and GPU; nothing of TensorRT is called.
 
     Raises:
         FlashRNNError: what does not match, in one sentence, with the command.
     """
-    check_bytes(engine, data, sidecar)
     built, running = (product(sidecar["rtx"]), sidecar["tensorrt"]), (product(here.rtx), here.tensorrt)
     capability = sidecar["compute_capability"]
     targets = [capability] if capability else sidecar.get("targets", [])
@@ -158,7 +155,6 @@ def check(engine: Path, data: bytes, sidecar: dict[str, Any], here: Running) -> 
             f"{engine} was built with {' '.join(built)} for compute capability {' or '.join(targets) or '(none)'}; "
             f"this is {' '.join(running)} on compute capability {here.compute_capability}; {_rebuild(engine, sidecar)}"
         )
-    _check_library(engine, sidecar, here.libraries)
 
 
 def check_bytes(engine: Path, data: bytes, sidecar: dict[str, Any]) -> None:
