@@ -74,8 +74,7 @@ def _gpu() -> Fact:
     except FlashRNNError as error:
         why = str(error).removeprefix("--gpu local: ").removeprefix("--gpu local ").split("; ")[0]
         return Fact("GPU", False, why, "install NVIDIA's driver; without a GPU everything else runs on the CPU")
-    capability = f"{gpu.compute_capability // 10}.{gpu.compute_capability % 10}"
-    return Fact("GPU", True, f"{gpu.product}, compute capability {capability}, driver {nvidia_driver()}")
+    return Fact("GPU", True, f"{gpu.product}, compute capability {gpu.capability}, driver {nvidia_driver()}")
 
 
 def _package(name: str) -> Fact:

@@ -70,6 +70,11 @@ class GPU:
         return f"sm_{self.compute_capability}"
 
     @property
+    def capability(self) -> str:
+        """The compute capability as NVIDIA writes it, "9.0"."""
+        return f"{self.compute_capability // 10}.{self.compute_capability % 10}"
+
+    @property
     def portable_cluster_size(self) -> int:
         """Largest cluster that needs no attribute."""
         return min(8, self.max_cluster_size)

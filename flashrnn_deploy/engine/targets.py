@@ -29,13 +29,9 @@ def find_device(rtx: bool, gpu: str | None) -> gpus.GPU | None:
     if wanted and not rtx and wanted.compute_capability != local.compute_capability:
         raise FlashRNNError(
             f"--gpu {gpu}: TensorRT builds for the GPU that it runs on, {local.product} of compute capability "
-            f"{_text(local)}, and {gpu} has {_text(wanted)}: build it on that machine"
+            f"{local.capability}, and {gpu} has {wanted.capability}: build it on that machine"
         )
     return local
-
-
-def _text(gpu: gpus.GPU) -> str:
-    return f"{gpu.compute_capability // 10}.{gpu.compute_capability % 10}"
 
 
 def set_targets(
@@ -56,11 +52,11 @@ def set_targets(
     code = code_of(library) if library else None
     if not api.is_rtx(trt):
         assert device is not None
-        _check_code(library, code, [_text(device)])
-        return {"compute_capability": _text(device)}
+        _check_code(library, code, [device.capability])
+        return {"compute_capability": device.capability}
     known = {n[2:-1] + "." + n[-1]: v for n, v in trt.ComputeCapability.__members__.items() if n.startswith("SM")}
     wanted = gpus.get(gpu) if gpu else device
-    targets = [_text(wanted)] if wanted else [name for name in known if name != "7.5"]
+    targets = [wanted.capability] if wanted else [name for name in known if name != "7.5"]
     if wanted and targets[0] not in known:
         raise FlashRNNError(
             f"{api.name(trt)} has no target for {wanted.name} (compute capability {targets[0]}); it has "
