@@ -146,14 +146,14 @@ def only_written(module: nn.Module, args: tuple[Any, ...], hidden: dict[str, Any
             _set(probe.get_submodule(path), attribute, pytree.tree_map(_other if name == changed else _snapshot, value))
         results = call(probe, varied(args))
         kept = _kept_values(probe)
-        return [*tensors_of(results), *(leaf for name in hidden for leaf in tensors_of(kept.get(name)))]
+        return [t.nan_to_num() for t in tensors_of([results, *(kept.get(name) for name in hidden)])]
 
     buffers = dict(module.named_buffers())
     candidates = [name for name, value in hidden.items() if name not in buffers and tensors_of(value)]
     if not candidates:
         return []
     undisturbed = outcome()
-    return [name for name in candidates if not _differ(undisturbed, outcome(name))]
+    return [name for name in candidates if not _changed(undisturbed, outcome(name))]
 
 
 def _other(leaf: Any) -> Any:
@@ -163,12 +163,6 @@ def _other(leaf: Any) -> Any:
     if leaf.dtype == torch.bool:
         return ~leaf
     return leaf.detach() * 2 + 1
-
-
-def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) != len(other) or not all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)
-    )
 
 
 def forgetting(module: nn.Module, names: list[str]) -> nn.Module:

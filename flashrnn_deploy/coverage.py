@@ -14,6 +14,8 @@ from flashrnn_deploy.info import library_info
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.shapes import flashrnn_nodes, node_label, tensors_of
 
+_CURE = "flashrnn-deploy build-plugins MODEL --gpu local builds what there is for a model"
+
 
 def cuda_notes(model: onnx.ModelProto, plugins: Sequence[Path]) -> list[str]:
     """What to tell a user who runs ``model`` on this machine's GPU with ``plugins``; nothing where all is as built for.
@@ -34,19 +36,15 @@ def shortfall(path: Path, facts: Mapping[str, Any], nodes: Mapping[str, RNNSpec]
     if not nodes:
         return ""
     if not facts.get("cuda_architectures"):
-        return f"{path} holds no CUDA kernels: the FlashRNN ops run on the CPU; {_cure()}"
+        return f"{path} holds no CUDA kernels: the FlashRNN ops run on the CPU; {_CURE}"
     here = [k for k in facts.get("kernels", ()) if capability in (None, k["compute_capability"])]
     slow = [name for name, spec in nodes.items() if not kernel_table.covering(here, spec)]
     if not slow:
         return ""
     return (
         f"{path} holds no kernel of its own for {_listed(slow)} on this GPU, and the slower alternating kernel runs "
-        f"{'it' if len(slow) == 1 else 'them'}; {_cure()}"
+        f"{'it' if len(slow) == 1 else 'them'}; {_CURE}"
     )
-
-
-def _cure() -> str:
-    return "flashrnn-deploy build-plugins MODEL --gpu local builds what there is for a model"
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
