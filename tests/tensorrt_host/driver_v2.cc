@@ -118,25 +118,11 @@ class LayerV2 final : public Layer {
   IPluginV2DynamicExt* plugin_;
 };
 
-class LibraryV2 final : public Library {
+class LibraryV2 final : public CreatorLibrary<IPluginCreator> {
  public:
   const char* name() const override { return "IPluginV2DynamicExt"; }
   bool has_bfloat16() const override { return false; }
 
-  std::vector<std::string> ops() override {
-    std::vector<std::string> names;
-    for (const auto* creator : registered) names.emplace_back(creator->getPluginName());
-    return names;
-  }
-  std::vector<std::string> fields(const std::string& op) override {
-    std::vector<std::string> names;
-    const PluginFieldCollection* fields = find(op)->getFieldNames();
-    for (std::int32_t i = 0; i < fields->nbFields; ++i) names.emplace_back(fields->fields[i].name);
-    return names;
-  }
-  std::string version_and_namespace(const std::string& op) override {
-    return std::string(find(op)->getPluginVersion()) + " " + find(op)->getPluginNamespace();
-  }
   std::unique_ptr<Layer> create(const std::string& op, const std::vector<Field>& fields) override {
     return wrap(find(op)->createPlugin("layer", Fields(fields).get()));
   }
@@ -149,13 +135,7 @@ class LibraryV2 final : public Library {
   static std::unique_ptr<Layer> wrap(IPluginV2* plugin) {
     return plugin == nullptr ? nullptr : std::make_unique<LayerV2>(plugin);
   }
-  static IPluginCreator* find(const std::string& op) {
-    for (auto* creator : registered) {
-      if (op == creator->getPluginName()) return creator;
-    }
-    std::fprintf(stderr, "no creator of %s\n", op.c_str());
-    std::exit(2);
-  }
+  const std::vector<IPluginCreator*>& creators() override { return registered; }
 };
 
 }  // namespace

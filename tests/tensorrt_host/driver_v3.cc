@@ -92,7 +92,7 @@ class LayerV3 final : public Layer {
   IPluginV3OneRuntime* runtime_;
 };
 
-class LibraryV3 final : public Library {
+class LibraryV3 final : public CreatorLibrary<IPluginCreatorV3One> {
  public:
   LibraryV3(IPluginCreatorInterface* const* creators, std::int32_t count) {
     for (std::int32_t i = 0; i < count; ++i) creators_.push_back(static_cast<IPluginCreatorV3One*>(creators[i]));
@@ -100,20 +100,6 @@ class LibraryV3 final : public Library {
   const char* name() const override { return "IPluginV3"; }
   bool has_bfloat16() const override { return true; }
 
-  std::vector<std::string> ops() override {
-    std::vector<std::string> names;
-    for (const auto* creator : creators_) names.emplace_back(creator->getPluginName());
-    return names;
-  }
-  std::vector<std::string> fields(const std::string& op) override {
-    std::vector<std::string> names;
-    const PluginFieldCollection* fields = find(op)->getFieldNames();
-    for (std::int32_t i = 0; i < fields->nbFields; ++i) names.emplace_back(fields->fields[i].name);
-    return names;
-  }
-  std::string version_and_namespace(const std::string& op) override {
-    return std::string(find(op)->getPluginVersion()) + " " + find(op)->getPluginNamespace();
-  }
   std::unique_ptr<Layer> create(const std::string& op, const std::vector<Field>& fields) override {
     return wrap(find(op)->createPlugin("layer", Fields(fields).get(), TensorRTPhase::kBUILD));
   }
@@ -130,13 +116,7 @@ class LibraryV3 final : public Library {
   static std::unique_ptr<Layer> wrap(IPluginV3* plugin) {
     return plugin == nullptr ? nullptr : std::make_unique<LayerV3>(plugin);
   }
-  IPluginCreatorV3One* find(const std::string& op) {
-    for (auto* creator : creators_) {
-      if (op == creator->getPluginName()) return creator;
-    }
-    std::fprintf(stderr, "no creator of %s\n", op.c_str());
-    std::exit(2);
-  }
+  const std::vector<IPluginCreatorV3One*>& creators() override { return creators_; }
 
   std::vector<IPluginCreatorV3One*> creators_;
 };

@@ -3,6 +3,8 @@
 
 #include <NvInferRuntime.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 
 #include "driver.h"
@@ -179,6 +181,37 @@ class Fields {
   std::deque<std::string> data_;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_{};
+};
+
+// The half of a library that asks its creators, whichever their interface.
+template <class Creator>
+class CreatorLibrary : public Library {
+ public:
+  std::vector<std::string> ops() override {
+    std::vector<std::string> names;
+    for (const Creator* creator : creators()) names.emplace_back(creator->getPluginName());
+    return names;
+  }
+  std::vector<std::string> fields(const std::string& op) override {
+    std::vector<std::string> names;
+    const nvinfer1::PluginFieldCollection* fields = find(op)->getFieldNames();
+    for (std::int32_t i = 0; i < fields->nbFields; ++i) names.emplace_back(fields->fields[i].name);
+    return names;
+  }
+  std::string version_and_namespace(const std::string& op) override {
+    return std::string(find(op)->getPluginVersion()) + " " + find(op)->getPluginNamespace();
+  }
+
+ protected:
+  virtual const std::vector<Creator*>& creators() = 0;
+
+  Creator* find(const std::string& op) {
+    for (Creator* creator : creators()) {
+      if (op == creator->getPluginName()) return creator;
+    }
+    std::fprintf(stderr, "no creator of %s\n", op.c_str());
+    std::exit(2);
+  }
 };
 
 }  // namespace host
