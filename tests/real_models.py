@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,3 +105,14 @@ def read(package: str, member: str) -> bytes:
         file = tar.extractfile(inner)
         assert file is not None
         return file.read()
+
+
+@contextlib.contextmanager
+def importable(package: str) -> Iterator[None]:
+    """Imports inside the block find a package in its unpacked wheel; what is imported stays."""
+    path = str(unpacked(package))
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)

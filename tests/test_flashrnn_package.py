@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +26,8 @@ def package_function() -> Callable[..., Any]:
     """``from flashrnn import flashrnn`` of the package on PyPI, read from its wheel."""
     pytest.importorskip("filelock", reason="the flashrnn package imports filelock")
     pytest.importorskip("packaging", reason="the flashrnn package imports packaging")
-    path = str(real_models.unpacked("flashrnn"))
-    sys.path.insert(0, path)
-    try:
+    with real_models.importable("flashrnn"):
         from flashrnn import flashrnn
-    finally:
-        sys.path.remove(path)
     return flashrnn
 
 

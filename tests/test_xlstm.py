@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,9 @@ HEADS, WIDTH = 2, 8
 def cells() -> Any:
     """``xlstm.blocks.slstm.cell`` of the package on PyPI, read from its wheel."""
     pytest.importorskip("packaging", reason="the xlstm package imports packaging")
-    path = str(real_models.unpacked("xlstm"))
-    sys.path.insert(0, path)
-    try:
+    with real_models.importable("xlstm"):
         import xlstm  # noqa: F401
         from xlstm.blocks.slstm import cell
-    finally:
-        sys.path.remove(path)
     return cell
 
 
