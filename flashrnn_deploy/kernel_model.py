@@ -62,7 +62,7 @@ class Tiling:
 TILINGS = {
     "lstm": Tiling(8, 2, (5, 10)),
     "gru": Tiling(16, 3, (3, 6), kept_registers=4),  # wx_n stays apart: r multiplies the recurrent part alone
-    "elman": Tiling(16, 1, (1, 2)),
+    "elman": Tiling(16, 1, (1, 2), latency=-40),  # one activation behind the product where the LSTM has two
     # logsigmoid by ex2 and lg2, two ex2, tanh, sigmoid, rcp. Measured: 20 to 50 ns more than the LSTM.
     "slstm": Tiling(8, 2, (7, 9), latency=40),
 }
@@ -70,6 +70,9 @@ TILINGS = {
 # Two dependent nodes of a CUDA graph, a GEMM and a pointwise kernel, ns. Not measured for these kernels.
 ALTERNATING_NS = 5000
 
+
+# What a second block on an SM adds to the time of its units. The rest hides where the first one waits.
+NEIGHBOUR_PERCENT = 66
 
 # kLargestGridHead of plugins/kernels/cuda/config.h: the memory of the exchange is bounded by it.
 LARGEST_GRID_HEAD = 4096
@@ -247,24 +250,23 @@ class Model:
         chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
         tensor = products * maximum(issue, 24 * cycle // chains)
         pointwise = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) * self.columns * activations * 8 * cycle
-        # Local blocks are independent: several share an SM, and what does not fit waits.
+        # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits.
         resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * self.registers),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
-        load = ceil_div(self.blocks, gpu.sms)
-        sharing = 1 + local * (minimum(load, resident) - 1)
-        clusters = Table(lambda cl: max(1, gpu.resident_clusters(cl)), self.CL)
+        places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
+        load = ceil_div(self.groups, places)
+        independent = self._is(LOCAL, CLUSTER)
+        neighbours = independent * (minimum(load, resident) - 1)  # blocks on the same SM
+        sharing = 100 + neighbours * NEIGHBOUR_PERCENT
         # The grid mode runs as many heads' tiles at once as the device has SMs for, one launch after the other.
         at_once = Table(lambda d, ub: max(1, gpu.sms * ub // d), self.D, self.UB)
         waves = (
-            1
-            + local * (ceil_div(load, resident) - 1)
-            + clustered * (ceil_div(self.groups, clusters) - 1)
-            + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
+            1 + independent * (ceil_div(load, resident) - 1) + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
         )
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         beyond = maximum(0, self.rows * self.UB // 8 - 8) * self.CL
-        crowd = ceil_div(minimum(self.groups, clusters), max(1, gpu.gpcs)) * self.CL * packets
+        crowd = ceil_div(minimum(self.groups, places), max(1, gpu.gpcs)) * self.CL * packets
         cluster_base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
         grid_base = Table(
             lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), self.D, self.UB, self.REP
@@ -277,10 +279,10 @@ class Model:
         fixed = 24 + 60 + tiling.latency
         return waves, {
             "exchange of h between blocks": exchange,
-            "tensor cores": tensor * sharing,
+            "tensor cores": tensor * sharing // 100,
             "reading R from shared memory": maximum(0, self.weight_bytes * cycle // 128 - in_registers),
             "adding up the split of D": self.k_split * 90 * cycle,
-            "special functions": pointwise * sharing,
+            "special functions": pointwise * sharing // 100,
             "latency of one step": (local * 103 + (1 - local) * 60 + fixed) * cycle,
             "feeding wx": local * 20 * cycle,
             "two rows per lane": local * (self.columns - 1) * 110 * cycle,
