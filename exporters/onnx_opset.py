@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,16 @@ def compare(source: Path, model: ModelProto, weights: Weights) -> str:
         return f"the raised opset was not compared: the file is larger than {COMPARE_BYTES >> 20} MiB"
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    providers = ["CPUExecutionProvider"]
+    # NchwcTransformer of ONNX Runtime 1.32 crashes the process on some float16 files.
+    session = partial(
+        onnxruntime.InferenceSession,
+        sess_options=options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["NchwcTransformer"],
+    )
     # ONNX Runtime's failures share no base class but Exception; here any of them means "this file cannot judge".
     try:
-        before = onnxruntime.InferenceSession(str(source), options, providers=providers)
+        before = session(str(source))
     except Exception as error:
         return f"the raised opset was not compared: ONNX Runtime refuses the source ({first_line(error)})"
     for size in _TRY_SIZES:
@@ -110,7 +117,7 @@ def compare(source: Path, model: ModelProto, weights: Weights) -> str:
             refused = first_line(error)
             continue
         try:
-            after = onnxruntime.InferenceSession(to_bytes(model, weights), options, providers=providers)
+            after = session(to_bytes(model, weights))
             found = after.run(None, feeds)
         except Exception as error:
             raise LeftAlone(f"ONNX Runtime refuses the file after raising the opset: {first_line(error)}") from None

@@ -219,6 +219,29 @@ def test_functions_of_the_model_are_kept_and_their_nodes_left(tmp_path: Path) ->
     same_results(source, model, {"X": feeds()["X"]})
 
 
+def test_a_float16_file_that_crashes_an_optimiser_of_onnxruntime_is_compared(tmp_path: Path) -> None:
+    """A product between two transpositions: ONNX Runtime 1.32 dies of it as its sessions are made by default."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(8, 8)), "W": rng.normal(size=(1, 24, 8)), "R": rng.normal(size=(1, 24, 8))}
+    nodes = [
+        helper.make_node("Transpose", ["X"], ["x"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("GRU", ["t", "W", "R"], ["Y"], name="gru", hidden_size=8, linear_before_reset=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT16, ["t", "b", 8])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT16, None)],
+        [numpy_helper.from_array(value.astype(np.float16), name) for name, value in weights.items()],
+    )
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    _, report = convert(source, tmp_path)
+    assert report["rewritten"] == 1
+    assert any("gives the same results" in note for note in report["notes"])
+
+
 def test_a_file_that_cannot_be_raised_is_copied_with_a_reason(tmp_path: Path) -> None:
     source = plain_model(15)
     opsets = [helper.make_opsetid("", 15)]
