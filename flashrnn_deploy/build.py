@@ -2,7 +2,7 @@
 
 Everything is written into one directory: ``libflashrnn.so``, ``libflashrnn.json`` (what it is for), ``build.log``
 and ``build/`` (CMake's tree, kept so that the next build only compiles what has changed). TensorRT 8 has a library of
-its own beside it, ``libflashrnn_trt8.so``.
+its own beside it, ``libflashrnn_trt8.so``; what was timed of kernels is in ``libflashrnn.tuned.json``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from flashrnn_deploy import __version__, gpus, kernel_table
+from flashrnn_deploy import __version__, gpus, kernel_table, tuning
+from flashrnn_deploy.autotune import gains, installed, tune
+from flashrnn_deploy.cmake import Builder, Progress
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files
 from flashrnn_deploy.gpus import GPU
@@ -33,12 +34,7 @@ from flashrnn_deploy.toolchain import Tools, find_tools
 
 LIBRARY = "libflashrnn.so"
 TENSORRT_8_LIBRARY = "libflashrnn_trt8.so"
-Progress = Callable[[int, int, str], None]
-"""Called with steps done, steps in all (0: not known yet) and what was done."""
-
 _STAMP = "flashrnn-build.json"
-_STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
-_TELLING = re.compile(r"error|undefined reference|No space left|cannot find", re.IGNORECASE)
 
 
 def build_plugins(
@@ -51,6 +47,8 @@ def build_plugins(
     toolchain: Path | None = None,
     tensorrt_include: Path | None = None,
     tensorrt: str | None = None,
+    tuned: Path | None = None,
+    autotune: bool = False,
     jobs: int | None = None,
     allow_warnings: bool = False,
     progress: Progress = lambda done, total, what: None,
@@ -67,13 +65,15 @@ def build_plugins(
         toolchain: a CMake toolchain file, for another host architecture.
         tensorrt_include: folder of TensorRT's headers: the library holds its plugin too.
         tensorrt: "8" or "10": what these headers have to be of.
+        tuned: a file of an earlier ``autotune`` whose timings to use beside those in ``output``.
+        autotune: time the best configurations on this machine's GPU, where that has not been done yet.
         jobs: compilers to run at once, one per processor by default.
         allow_warnings: compile with a compiler whose warnings are new.
         progress: told what is done.
         log: called with each line of the build's output.
 
     Returns:
-        What libflashrnn.json says.
+        What libflashrnn.json says, and ``notes``: what to tell the user.
 
     Raises:
         FlashRNNError: a model, a name or a program is not fit, or the build fails; an older library stays then.
@@ -85,26 +85,30 @@ def build_plugins(
     if not gpu_names:
         raise FlashRNNError(f"name what to build for: --gpu cpu, or --gpu with one of {', '.join(gpus.GPUS)}")
     headers = _headers(tensorrt_include, tensorrt, devices)
-    choices = kernel_table.plan(layers, devices, batches or kernel_table.BATCHES)
+    buckets = kernel_table.check_batches(batches or kernel_table.BATCHES)
+    if autotune and toolchain:
+        raise FlashRNNError("--autotune times kernels on this machine, and --toolchain builds for another one")
+    here = installed(gpu_names) if autotune else None
+    entries, notes = tuning.gather(output, tuned, devices, plugin_sources())
     tools = find_tools(devices, nvcc, toolchain)
-    jobs = jobs or len(os.sched_getaffinity(0))
-    folder = output.absolute() / "build"
-    with _locked(folder, _identity(tools, toolchain)), (output / "build.log").open("w", encoding="utf-8") as file:
-
-        def call(command: Sequence[str]) -> None:
-            _call(command, folder, output / "build.log", file, progress, log)
-
-        table = kernel_table.data_file(choices)
-        configs = folder / "kernel_configs.inc"
-        if not configs.is_file() or configs.read_text(encoding="utf-8") != table:
-            configs.write_text(table, encoding="utf-8")
-        progress(0, 0, "configuring")
-        options = _options(tools, toolchain, folder, devices, headers, table.count("KERNEL("), jobs, allow_warnings)
-        call([tools.cmake, *options])
-        call([tools.ninja, "-C", str(folder), "-j", str(jobs)])
+    with _locked(output.absolute() / "build", _identity(tools, toolchain)) as folder, _log(output) as log_file:
+        builder = Builder(
+            tools, toolchain, jobs or len(os.sched_getaffinity(0)), allow_warnings, folder / "tmp",
+            output / "build.log", log_file, progress, log,
+        )  # fmt: skip
+        if tuned is not None:  # for the next build
+            tuning.save(output / tuning.FILE, entries)
+        if here:
+            entries = tune(layers, here, buckets, entries, builder, plugin_sources(), output / tuning.FILE)
+        choices = kernel_table.plan(layers, devices, buckets, tuning.measurements(entries))
+        values = _values(devices, headers, tuning.about(choices, entries))
+        if tools.nvcc:
+            values |= builder.kernel_values(folder / "kernel_configs.inc", kernel_table.data_file(choices))
+        builder.build(plugin_sources(), folder, values)
         report = _report(layers, devices, headers, choices, tools, folder)
+        report["tuned"] = gains(layers, devices, buckets, entries)
         _publish([folder / name for name in report["libraries"]], output, report)
-    return report
+    return report | {"notes": notes}
 
 
 def read_layers(models: Sequence[Path]) -> list[Layer]:
@@ -153,7 +157,7 @@ def _identity(tools: Tools, toolchain: Path | None) -> dict[str, str | None]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, identity: dict[str, str | None]) -> Iterator[None]:
+def _locked(folder: Path, identity: dict[str, str | None]) -> Iterator[Path]:
     """``folder`` made, emptied where it is of another build, and this process alone in it."""
     import fcntl
 
@@ -181,80 +185,23 @@ def _locked(folder: Path, identity: dict[str, str | None]) -> Iterator[None]:
             handle.write(text)
             handle.flush()
         (folder / "tmp").mkdir(exist_ok=True)
-        yield
+        yield folder
 
 
-def _options(
-    tools: Tools,
-    toolchain: Path | None,
-    folder: Path,
-    devices: Sequence[GPU],
-    headers: Headers | None,
-    num_kernels: int,
-    jobs: int,
-    allow_warnings: bool,
-) -> list[str]:
-    """Arguments of CMake. Kernels are dealt to so many files that every job has work, four in a file at most."""
-    values = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_MAKE_PROGRAM": tools.ninja,
-        "FLASHRNN_WERROR": "OFF" if allow_warnings else "ON",
+@contextlib.contextmanager
+def _log(output: Path) -> Iterator[IO[str]]:
+    with (output / "build.log").open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _values(devices: Sequence[GPU], headers: Headers | None, tuned: str) -> dict[str, str]:
+    """CMake's variables, those of ``Builder`` left out."""
+    return {
         "FLASHRNN_CUDA_ARCHITECTURES": ";".join(str(c) for c in sorted({g.compute_capability for g in devices})),
         "FLASHRNN_GPUS": ";".join(gpu.name for gpu in devices),
         "FLASHRNN_TENSORRT_INCLUDE": str(headers.folder) if headers else "",
+        "FLASHRNN_TUNED": tuned,
     }
-    if toolchain:
-        values["CMAKE_TOOLCHAIN_FILE"] = str(toolchain.absolute())
-    if tools.cxx:
-        values["CMAKE_CXX_COMPILER"] = tools.cxx
-    if tools.nvcc:
-        values["CMAKE_CUDA_COMPILER"] = tools.nvcc
-        values["FLASHRNN_KERNEL_CONFIGS"] = str(folder / "kernel_configs.inc")
-        values["FLASHRNN_KERNELS_PER_FILE"] = str(min(4, max(1, -(-num_kernels // jobs))))
-    return ["-S", str(plugin_sources()), "-B", str(folder), "-G", "Ninja", *(f"-D{k}={v}" for k, v in values.items())]
-
-
-def _call(
-    command: Sequence[str], folder: Path, log_path: Path, file: Any, progress: Progress, log: Callable[[str], None]
-) -> None:
-    """Run one program, its output into the log; temporary files stay inside the build folder."""
-    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "NINJA_STATUS": "[%f/%t] "}
-    lines: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                file.write(line)
-                lines.append(line.rstrip())
-                log(lines[-1])
-                if (step := _STEP.match(line)) and "globbed" not in line:
-                    what = step[3].split("/")[-1].removesuffix(".o").strip()
-                    progress(int(step[1]), int(step[2]), what)
-        except BaseException:
-            process.terminate()  # Ninja ends its compilers
-            raise
-    file.flush()
-    if process.returncode:
-        raise FlashRNNError(_failure(lines, log_path))
-
-
-def _failure(lines: Sequence[str], log_path: Path) -> str:
-    """The first lines that tell of an error, else the last ones."""
-    telling = [n for n, line in enumerate(lines) if _TELLING.search(line) and "FAILED" not in line and len(line) < 400]
-    start = telling[0] if telling else max(0, len(lines) - 4)
-    said = " | ".join(line.strip() for line in lines[start : start + 4] if line.strip())[:600]
-    cure = (
-        " (--allow-warnings goes on where a newer compiler warns)" if any("[-Werror" in line for line in lines) else ""
-    )
-    return f"the build fails: {said}{cure}; the whole log is in {log_path}"
 
 
 def _report(
@@ -296,6 +243,7 @@ def _report(
                 "predicted_for_batch": c.batch,
                 "predicted_step_us": c.solution.predicted_step_us,
                 "estimate": c.solution.estimate,
+                "measured_step_us": c.measured_us,
                 **asdict(c.solution.config),
             }
             for c in choices

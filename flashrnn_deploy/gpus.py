@@ -17,6 +17,7 @@ Sources, by the letter used in ``GPU.sources``:
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,6 +154,17 @@ def get(name: str) -> GPU:
     if name not in GPUS:
         raise FlashRNNError(f"unknown GPU {name!r}; the names are {', '.join(GPUS)}, or local for the installed one")
     return GPUS[name]
+
+
+def same_product(gpu: GPU, product: str, compute_capability: int, sms: int) -> bool:
+    """Whether a device that its driver describes so is ``gpu``: by its name in the product's, and its size.
+
+    "NVIDIA H100 PCIe" is no "h100", whose row has the SMs of the SXM module.
+    """
+    if (gpu.compute_capability, gpu.sms) != (compute_capability, sms):
+        return False
+    name = re.sub(r"(?<=[a-z])(?=\d)", " ?", gpu.name.split("-")[0])  # "rtx3090" stands in "RTX 3090", no "l4" in "L40"
+    return product == gpu.product or re.search(rf"(?<![a-z]){name}(?![a-z\d])", product.lower()) is not None
 
 
 def _load_driver() -> Any:

@@ -114,6 +114,13 @@ def candidates(spec: RNNSpec, batch: int, gpu: GPU, count: int) -> list[Solution
     return found
 
 
+def alternating(spec: RNNSpec, batch: int, gpu: GPU) -> Solution:
+    """The alternating mode, which every build holds, whether or not it is the best."""
+    model = Model(spec, batch, gpu)
+    model.problem.require("not_alternating", model.mode == MODES.index("alternating"))
+    return _solution(model, _minimize(model))
+
+
 def predict(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> Solution:
     """What the model says of a given configuration, whether or not its constraints hold."""
     return _describe(Model(spec, batch, gpu), config)

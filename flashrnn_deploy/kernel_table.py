@@ -6,7 +6,7 @@ which every build holds and which fits any size. Nothing here needs a GPU or a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -45,6 +45,7 @@ class Choice:
     min_batch: int
     max_batch: int
     solution: Solution
+    measured_us: float | None = None  # microseconds per step, where the configuration was chosen by timing
 
     @property
     def line(self) -> str:
@@ -54,51 +55,95 @@ class Choice:
     @property
     def row(self) -> dict[str, Any]:
         """The line's values by name."""
-        spec = self.layer.spec
-        cc = self.gpu.compute_capability
-        values = (spec.cell, spec.dtype, cc, self.min_batch, self.max_batch, int(spec.clip > 0))
-        return dict(zip(KEYS, values, strict=True)) | asdict(self.solution.config)
+        return row(self.layer.spec, self.gpu, self.solution.config, self.min_batch, self.max_batch)
 
 
-def plan(layers: Sequence[Layer], gpus: Sequence[GPU], batches: Iterable[int] = BATCHES) -> list[Choice]:
-    """A configuration for each layer, GPU and batch bucket.
+Member = tuple[RNNSpec, GPU]
+Measured = Callable[[RNNSpec, int, GPU], Mapping[KernelConfig, float]]
+"""Measured microseconds per step of configurations of one layer, batch and GPU; empty where it was not timed."""
+
+
+def plan(
+    layers: Sequence[Layer],
+    gpus: Sequence[GPU],
+    batches: Iterable[int] = BATCHES,
+    measured: Measured = lambda spec, batch, gpu: {},
+) -> list[Choice]:
+    """A configuration for each layer, GPU and batch bucket: the fastest of those ``measured``, else what is predicted.
 
     A kernel is looked up by compute capability, cell, dtype, clipping and head_dim, so layers (and GPUs) that agree in
-    these share one: of the best configurations of each, that with the smallest sum of predicted steps.
+    these share one: that with the smallest sum of steps. Measurements count where each of them was timed.
 
     Raises:
         FlashRNNError: a batch is less than 1, or none is given.
+    """
+    buckets = check_batches(batches)
+    chosen: dict[tuple[RNNSpec, GPU, int], tuple[Solution, float | None]] = {}
+    for members in sharing(layers, gpus):
+        for batch in buckets:
+            times = {(spec, gpu): measured(spec, batch, gpu) for spec, gpu in members}
+            fastest = _fastest([times[member] for member in members])
+            config = fastest or predicted_best(members, batch)
+            for spec, gpu in times:
+                solution = kernel_config.predict(spec, batch, gpu, config)
+                chosen[spec, gpu, batch] = solution, times[spec, gpu][config] if fastest else None
+    ends = {batch: LARGEST_BATCH if batch == buckets[-1] else batch for batch in buckets}
+    begins = dict(zip(buckets, (1, *(batch + 1 for batch in buckets)), strict=False))
+    return [
+        Choice(layer, gpu, batch, begins[batch], ends[batch], *chosen[layer.spec, gpu, batch])
+        for layer in layers
+        for gpu in gpus
+        for batch in buckets
+    ]
+
+
+def check_batches(batches: Iterable[int]) -> list[int]:
+    """The batches in order.
+
+    Raises:
+        FlashRNNError: one is less than 1, or there is none.
     """
     buckets = sorted(set(batches))
     if not buckets or buckets[0] < 1 or buckets[-1] > LARGEST_BATCH:
         raise FlashRNNError(
             f"--batch must be from 1 to {LARGEST_BATCH}, not {', '.join(map(str, buckets)) or 'nothing'}"
         )
-    groups: dict[tuple[Any, ...], list[tuple[Layer, GPU]]] = {}
+    return buckets
+
+
+def sharing(layers: Sequence[Layer], gpus: Sequence[GPU]) -> list[list[Member]]:
+    """All layers on all GPUs, those together that one kernel serves."""
+    groups: dict[tuple[Any, ...], list[Member]] = {}
     for gpu in gpus:
         for layer in layers:
             spec, padded = layer.spec, -(-layer.spec.head_dim // 32) * 32
             key = (gpu.compute_capability, spec.cell, spec.dtype, spec.clip > 0, padded)
-            groups.setdefault(key, []).append((layer, gpu))
-    chosen: dict[tuple[Layer, GPU, int], Choice] = {}
-    for members in groups.values():
-        least = 1
-        for batch in buckets:
-            most = LARGEST_BATCH if batch == buckets[-1] else batch
-            for (layer, gpu), solution in zip(members, _shared(members, batch), strict=True):
-                chosen[layer, gpu, batch] = Choice(layer, gpu, batch, least, most, solution)
-            least = batch + 1
-    return [chosen[layer, gpu, batch] for layer in layers for gpu in gpus for batch in buckets]
+            groups.setdefault(key, []).append((spec, gpu))
+    return list(groups.values())
 
 
-def _shared(members: Sequence[tuple[Layer, GPU]], batch: int) -> list[Solution]:
-    different = list(dict.fromkeys((layer.spec, gpu) for layer, gpu in members))
-    best = dict.fromkeys(kernel_config.solve(spec, batch, gpu).config for spec, gpu in different)
+def predicted_best(members: Sequence[Member], batch: int) -> KernelConfig:
+    """Of the best configurations of each, that with the smallest sum of predicted steps."""
+    best = dict.fromkeys(kernel_config.solve(spec, batch, gpu).config for spec, gpu in dict.fromkeys(members))
 
-    def predict(config: KernelConfig) -> list[Solution]:
-        return [kernel_config.predict(layer.spec, batch, gpu, config) for layer, gpu in members]
+    def total(config: KernelConfig) -> float:
+        return sum(kernel_config.predict(spec, batch, gpu, config).predicted_step_us for spec, gpu in members)
 
-    return min(map(predict, best), key=lambda solutions: sum(s.predicted_step_us for s in solutions))
+    return min(best, key=total)
+
+
+def _fastest(times: Sequence[Mapping[KernelConfig, float]]) -> KernelConfig | None:
+    """Of the configurations that every member was timed with, that with the smallest sum."""
+    common = [config for config in times[0] if all(config in each for each in times)]
+    return min(common, key=lambda config: sum(each[config] for each in times), default=None)
+
+
+def row(
+    spec: RNNSpec, gpu: GPU, config: KernelConfig, min_batch: int = 1, max_batch: int = LARGEST_BATCH
+) -> dict[str, Any]:
+    """The values of a line by name."""
+    values = (spec.cell, spec.dtype, gpu.compute_capability, min_batch, max_batch, int(spec.clip > 0))
+    return dict(zip(KEYS, values, strict=True)) | asdict(config)
 
 
 def render(row: dict[str, Any]) -> str:

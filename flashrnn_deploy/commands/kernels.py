@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flashrnn_deploy.commands.terminal import PATH, print_json, progress, table
+from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, table
 
 
 @click.command()
@@ -44,6 +44,8 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
 @click.option("--toolchain", type=PATH, help="CMake toolchain file, to build for another host architecture.")
 @click.option("--tensorrt-include", type=PATH, help="Folder of TensorRT's headers, to build its plugin too.")
 @click.option("--tensorrt", type=click.Choice(["8", "10"]), help="What these headers are of: 8.5 or 8.6, or newer.")
+@click.option("--autotune", is_flag=True, help="Time the best few kernels on this machine's GPU, keep the fastest.")
+@click.option("--tuned", type=PATH, help="Take the timings that --autotune wrote elsewhere, libflashrnn.tuned.json.")
 @click.option("--jobs", type=int, help="Compilers at once; one per processor by default.")
 @click.option("--allow-warnings", is_flag=True, help="Do not stop at a compiler's warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the output of CMake and the compilers.")
@@ -51,27 +53,53 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
 def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json: bool, **options: Any) -> None:
     """Compile libflashrnn.so for the FlashRNN ops of the models.
 
-    --gpu cpu needs g++, CMake and Ninja; a GPU needs nvcc too, but no GPU.
+    --gpu cpu needs g++, CMake and Ninja; a GPU needs nvcc too, but no GPU, unless kernels are to be timed.
     """
     from flashrnn_deploy import build
 
     with progress(verbose) as (show, log):
         report = build.build_plugins(models, output=output, progress=show, log=log, **options)
+    for text in report.pop("notes"):
+        note(text)
+    for timed in report["tuned"]:
+        for text in timed["excluded"]:
+            note(f"{timed['node']}, batch {timed['batch']}: {text}; excluded")
     if as_json:
         print_json(report)
         return
-    columns = ["model", "node", "gpu", "batch", "kernel", "predicted us per step", "estimate"]
+    several = len(report["models"]) > 1
+    columns = ["node", "gpu", "batch", "kernel", "predicted us per step", "estimate", "measured"]
     rows = [
-        [k["model"], k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], _mark(k["estimate"])]
+        [k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], _mark(k["estimate"]),
+         k["measured_step_us"]]
         for k in report["kernels"]
-    ]
-    if len(report["models"]) == 1:
-        columns, rows = columns[1:], [row[1:] for row in rows]
+    ]  # fmt: skip
     if rows:
-        table("kernels", columns, rows)
+        table("kernels", *_by_model(columns, rows, report["kernels"], several))
+    columns = ["node", "gpu", "batch", "solver's choice", "us per step", "fastest", "us per step", "gain"]
+    rows = [
+        [t["node"], t["gpu"], t["batch"], t["solver"], t["solver_step_us"], t["winner"], t["winner_step_us"], _gain(t)]
+        for t in report["tuned"]
+    ]
+    if rows:
+        table("timed", *_by_model(columns, rows, report["tuned"], several))
     click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
     for name in report["libraries"][1:]:
         click.echo(f"{output / name}: for programs with TensorRT {report['tensorrt']}, which load it")
+
+
+def _by_model(
+    columns: list[str], rows: list[list[Any]], facts: list[dict[str, Any]], several: bool
+) -> tuple[list[str], list[list[Any]]]:
+    """With a column for the model, where there are several."""
+    if not several:
+        return columns, rows
+    return ["model", *columns], [[fact["model"], *row] for fact, row in zip(facts, rows, strict=True)]
+
+
+def _gain(timed: dict[str, Any]) -> str:
+    before, after = timed["solver_step_us"], timed["winner_step_us"]
+    return f"{before / after - 1:.0%}" if before and after else "-"
 
 
 def _mark(flag: bool) -> str:

@@ -1,0 +1,399 @@
+"""`build-plugins --autotune`: which kernel wins, what is kept of it, what is excluded and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from click.testing import CliRunner
+
+from flashrnn_deploy import autotune, build, gpus, kernel_config, kernel_table, tuning
+from flashrnn_deploy.cli import main
+from flashrnn_deploy.cmake import Builder
+from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.gpus import GPU
+from flashrnn_deploy.kernel_table import Layer
+from flashrnn_deploy.kernel_timer import Job, Timer
+from flashrnn_deploy.op import RNNSpec
+
+SPEC = RNNSpec("lstm", 1, 256, dtype="bfloat16")
+HERE = replace(gpus.get("h200"), name="local", product="NVIDIA H200")
+
+FAKE = """#!{python}
+import json, pathlib, sys, time
+here = pathlib.Path(__file__)
+plan = json.loads((here.parent / "plan.json").read_text())
+for line in sys.stdin:
+    with open(here.parent / "requests", "a") as log:
+        log.write(line)
+    good = []
+    for row in line.split()[13:]:
+        print("begin", row, flush=True)
+        does = plan.get(row, 1.0)
+        if does == "hang":
+            time.sleep(60)
+        elif does == "crash":
+            print("failed", row, "an illegal memory access was encountered", flush=True)
+            sys.exit("the context is lost")
+        elif does == "refuse":
+            print("failed", row, "invalid configuration")
+        elif does == "vanish":
+            sys.exit(1)
+        elif isinstance(does, str):
+            print("error", row, does)
+        else:
+            print("error", row, "0.01")
+            good.append((row, does))
+    for row, us in good:
+        print("us", row, us)
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a timing program that says of each row what it is told to: microseconds, an error or a fault."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+
+    def make(**plan: float | str) -> Path:
+        program = folder / "flashrnn_timer"
+        program.write_text(FAKE.format(python=sys.executable))
+        program.chmod(0o755)
+        (folder / "plan.json").write_text(json.dumps({name.removeprefix("row"): does for name, does in plan.items()}))
+        return program
+
+    return make
+
+
+def requests(program: Path) -> list[list[str]]:
+    path = program.parent / "requests"
+    return [line.split() for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def layers(*specs: RNNSpec) -> list[Layer]:
+    return [Layer("m.onnx", f"rnn{i}", spec) for i, spec in enumerate(specs)]
+
+
+def timed(program: Path, job: Job, limit_s: float = 20) -> list[str]:
+    """What is said of each configuration of a job: its time, or why it is excluded."""
+    with Timer(program, HERE, autotune.table([job], HERE), limit_s) as clock:
+        timings = clock.time(job)
+    assert [t.config for t in timings] == list(job.configs)
+    assert all((t.step_us is None) == bool(t.excluded) for t in timings)
+    return [t.excluded or str(t.step_us) for t in timings]
+
+
+def job_of(spec: RNNSpec = SPEC, batch: int = 16, count: int = 3) -> Job:
+    return Job(spec, batch, tuple(s.config for s in kernel_config.candidates(spec, batch, HERE, count)))
+
+
+# The timing program ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_what_the_timer_reads(fake: Callable[..., Path]) -> None:
+    program, spec = fake(), replace(SPEC, num_directions=2, clip=2.5)
+    timed(program, Job(spec, 4, job_of(spec).configs))
+    assert requests(program) == [
+        ["0", "2", "1024", "4", "2", "1", "256", "0", "0", "2.5", "0", "0.0", "0.04", "0", "1", "2"]
+    ]
+    text = (build.plugin_sources() / "timer" / "timer.cu").read_text()
+    fields = re.search(r"//   (cell dtype .*) row\.\.\.", text)
+    assert fields is not None
+    assert len(fields[1].split()) == 13
+
+
+def test_large_inputs_are_cut_in_time() -> None:
+    assert Job(RNNSpec("lstm", 12, 64, dtype="bfloat16"), 64, ()).steps == 682
+    assert Job(RNNSpec("lstm", 1, 4096), 4096, ()).steps == 16
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("0.3", "wrong output: off by 0.3, 0.04 is allowed"),
+        ("nan", "wrong output: off by nan, 0.04 is allowed"),
+        ("refuse", "does not launch: invalid configuration"),
+        ("crash", "ends the timing program: an illegal memory access was encountered"),
+        ("vanish", "ends the timing program: no message"),
+    ],
+)
+def test_a_bad_candidate_costs_only_itself(fake: Callable[..., Path], does: str, said: str) -> None:
+    program = fake(row0=0.4, row1=does, row2=0.3)
+    assert timed(program, job_of()) == ["0.4", said, "0.3"]
+
+
+def test_a_kernel_that_hangs_is_ended(fake: Callable[..., Path]) -> None:
+    program = fake(row0="hang", row1=0.5, row2="hang")
+    assert timed(program, job_of(), limit_s=1.5) == ["does not end within 1.5 s", "0.5", "does not end within 1.5 s"]
+
+
+def test_a_program_that_times_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "timer"
+    program.write_text("#!/bin/sh\necho no CUDA-capable device is detected\nexit 1\n")
+    program.chmod(0o755)
+    assert timed(program, job_of(count=2)) == ["ends the timing program: no CUDA-capable device is detected"] * 2
+    with pytest.raises(FlashRNNError, match="does not start: No such file"):
+        timed(tmp_path / "none", job_of())
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+def test_the_timer_compiles(tmp_path: Path) -> None:
+    job = job_of(RNNSpec("elman", 1, 64, dtype="bfloat16"), 1, 1)
+    (tmp_path / "kernel_configs.inc").write_text("\n".join(autotune.table([job], HERE)) + "\n")
+    values = {"FLASHRNN_CUDA_ARCHITECTURES": "90", "FLASHRNN_KERNEL_CONFIGS": tmp_path / "kernel_configs.inc"}
+    flags = [f"-D{name}={value}" for name, value in values.items()]
+    for command in (
+        ["cmake", "-S", build.plugin_sources() / "timer", "-B", tmp_path / "b", "-G", "Ninja", *flags],
+        ["ninja", "-C", tmp_path / "b"],
+    ):
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program = tmp_path / "b" / "flashrnn_timer"
+    assert subprocess.run([program], input="", text=True).returncode == 0
+    for request in ("0 2 8\n", f"{' '.join(['1'] * 13)} 9\n"):  # cut off, and a row that there is not
+        done = subprocess.run([program], input=request, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, f"this is no job: {request}")
+
+
+# Winners -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch, fake: Callable[..., Path]) -> Path:
+    """A machine with an H200 where nothing is compiled: the timing program is the fake, the library two bytes."""
+    monkeypatch.setattr(gpus, "_load_driver", lambda: None)
+    monkeypatch.setattr(gpus, "read_device", lambda driver: HERE)
+    program = fake()
+
+    def compiled(self: Builder, source: Path, folder: Path, values: dict[str, str]) -> None:
+        if source.name == "timer":
+            shutil.copytree(program.parent, folder, dirs_exist_ok=True)
+        else:
+            text = f'\\"version\\": \\"0\\", \\"tuned\\": \\"{values["FLASHRNN_TUNED"]}\\"'
+            (folder / "build_info.h").write_text(text)
+            (folder / "libflashrnn.so").write_bytes(b"so")
+
+    monkeypatch.setattr(Builder, "build", compiled)
+    monkeypatch.setattr(build, "find_tools", lambda *unused: build.Tools("cmake", "ninja", "g++", "nvcc", "13.0"))
+    return program
+
+
+def run(*arguments: object) -> tuple[int, str, list[str]]:
+    result = CliRunner().invoke(main, ["build-plugins", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.stdout, result.stderr.splitlines()
+
+
+def save(spec: RNNSpec, path: Path) -> Path:
+    return models.save(models.network(spec), path)
+
+
+def test_the_fastest_is_built_kept_and_used_again(stubs: Path, fake: Callable[..., Path], tmp_path: Path) -> None:
+    fake(row0=0.5, row1=0.4, row2="0.3", row3=0.6, row4=0.7)
+    model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
+    options = (model, "--gpu", "h200", "--batch", 16, "-o", out)
+    code, text, lines = run(*options, "--autotune")
+    assert code == 0
+    first, second, third, *_ = (s.config for s in kernel_config.candidates(SPEC, 16, HERE, 5))
+    row = re.sub(r" +", " ", next(line for line in text.splitlines() if "25%" in line))
+    assert f"{autotune.short(first)} 0.5 {autotune.short(second)} 0.4 25%" in row
+    assert any("timing lstm 1x256 bfloat16 B16: 5 kernels" in line for line in lines)
+    note = f"batch 16: {autotune.short(third)}: wrong output: off by 0.3, 0.04 is allowed; excluded"
+    assert sum(note in line for line in lines) == 1
+    table = kernel_table.HEADER + kernel_table.render(kernel_table.row(SPEC, HERE, second)) + "\n"
+    assert (out / "build" / "kernel_configs.inc").read_text() == table
+    (entry,) = tuning.load(out / tuning.FILE)
+    assert (entry.product, entry.spec, entry.batch, entry.nvcc) == ("NVIDIA H200", SPEC, 16, "13.0")
+    assert entry.source_hash == tuning.source_hash(build.plugin_sources())
+    assert f"1 of 1 choices, on NVIDIA H200, {entry.date}" in (out / "build" / "build_info.h").read_text()
+    report = json.loads((out / "libflashrnn.json").read_text())
+    assert report["kernels"][0]["measured_step_us"] == report["tuned"][0]["winner_step_us"] == 0.4
+    assert "notes" not in report
+
+    assert len(requests(out / "build" / "timer" / "x")) == 1
+    code, _, lines = run(*options, "--autotune")
+    assert code == 0
+    assert len(requests(out / "build" / "timer" / "x")) == 1, "a second run times nothing"
+    code, _, lines = run(*options)
+    assert not [line for line in lines if "tuned" in line]
+    assert (out / "build" / "kernel_configs.inc").read_text() == table
+
+    other = tmp_path / "other"  # on a machine without the GPU
+    code, _, _ = run(model, "--gpu", "h200", "--batch", 16, "-o", other, "--tuned", out / tuning.FILE)
+    assert code == 0
+    assert (other / "build" / "kernel_configs.inc").read_text() == table
+    assert tuning.load(other / tuning.FILE) == [entry]
+    code, _, _ = run(model, "--gpu", "h200", "--batch", 16, "-o", other)
+    assert (other / "build" / "kernel_configs.inc").read_text() == table
+
+
+def test_another_batch_is_timed_alone(stubs: Path, tmp_path: Path) -> None:
+    model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
+    for batches in ((1,), (1, 16)):
+        given = [text for batch in batches for text in ("--batch", batch)]
+        assert run(model, "--gpu", "local", "-o", out, "--autotune", *given)[0] == 0
+    assert [r[3] for r in requests(out / "build" / "timer" / "x")] == ["1", "16"]
+    assert [e.batch for e in tuning.load(out / tuning.FILE)] == [1, 16]
+
+
+def test_layers_that_share_a_kernel_are_timed_each_and_the_sum_decides(fake: Callable[..., Path]) -> None:
+    one, twelve = RNNSpec("lstm", 1, 64, dtype="bfloat16"), RNNSpec("lstm", 12, 64, dtype="bfloat16")
+    both = layers(one, twelve)
+    work = autotune.jobs(both, HERE, [16])
+    assert [(job.spec, job.batch) for job in work] == [(one, 16), (twelve, 16)]
+    assert work[0].configs == work[1].configs
+    a, b = work[0].configs[:2]
+
+    def entries(*times: tuple[float, float]) -> list[tuning.Entry]:
+        about = ("NVIDIA H200", 90, 132, "580", "13.0", "", "2026-11-30")
+        return [
+            tuning.Entry(*about, job.spec, 16, (tuning.Timing(a, ours), tuning.Timing(b, theirs)))
+            for job, (ours, theirs) in zip(work, times, strict=False)
+        ]
+
+    def chosen(known: list[tuning.Entry]) -> list[tuple[Any, float | None]]:
+        choices = kernel_table.plan(both, [HERE], [16], tuning.measurements(known))
+        return [(c.solution.config, c.measured_us) for c in choices]
+
+    assert chosen(entries((0.2, 0.3), (0.5, 0.3))) == [(b, 0.3), (b, 0.3)]
+    assert chosen(entries((0.2, 0.3), (0.3, 0.3))) == [(a, 0.2), (a, 0.3)]
+    assert chosen(entries((0.3, 0.2))) == chosen([]) == [(a, None), (a, None)], "one of the two was not timed"
+
+
+def test_without_any_candidate_that_works_the_solver_decides(
+    stubs: Path, fake: Callable[..., Path], tmp_path: Path
+) -> None:
+    fake(**{f"row{i}": "refuse" for i in range(5)})
+    model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
+    code, _, lines = run(model, "--gpu", "h200", "--batch", 1, "-o", out, "--autotune")
+    assert code == 0
+    assert sum("does not launch: invalid configuration; excluded" in line for line in lines) == 5
+    assert json.loads((out / "libflashrnn.json").read_text())["kernels"][0]["measured_step_us"] is None
+
+
+# What no longer fits -----------------------------------------------------------------------------------------------
+
+
+def tuned_file(path: Path, **changes: Any) -> Path:
+    config, other = (s.config for s in kernel_config.candidates(SPEC, 16, HERE, 2))
+    entry = tuning.Entry(
+        "NVIDIA H200", 90, 132, "580", "13.0", tuning.source_hash(build.plugin_sources()), "2026-11-30", SPEC, 16,
+        (tuning.Timing(config, 0.5), tuning.Timing(other, 0.4)),
+    )  # fmt: skip
+    tuning.save(path, [replace(entry, **changes)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "said"),
+    [
+        ("h200", {"source_hash": "0" * 64}, "dropped: the kernels' sources have changed since"),
+        ("h100", {}, "not used: this build is not for NVIDIA H200"),
+        ("h200", {"product": "NVIDIA H200 MIG 1g.18gb", "sms": 16}, "not used: this build is not for NVIDIA H200 MIG"),
+        ("h200", {"batch": 1, "timings": None}, "dropped: the solver no longer offers their configurations"),
+    ],
+)
+def test_entries_that_do_not_fit_are_told_and_not_used(
+    stubs: Path, tmp_path: Path, gpu: str, changes: dict[str, Any], said: str
+) -> None:
+    if changes.get("timings", 0) is None:  # a tile of two rows for a batch of one
+        odd = replace(kernel_config.solve(SPEC, 16, HERE).config, batch_tile=2)
+        changes = changes | {"timings": (tuning.Timing(odd, 0.4),)}
+    model, file = save(SPEC, tmp_path / "m.onnx"), tuned_file(tmp_path / "tuned.json", **changes)
+    code, _, lines = run(model, "--gpu", gpu, "--batch", 16, "-o", tmp_path / "out", "--tuned", file)
+    assert code == 0
+    (line,) = [line for line in lines if str(file) in line]
+    assert line.startswith(f"note: {file}: 1 tuned layer (lstm 1x256 bfloat16 B")
+    assert said in line
+    report = json.loads((tmp_path / "out" / "libflashrnn.json").read_text())
+    assert (report["kernels"][0]["measured_step_us"], report["tuned"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a file of build-plugins --autotune"),
+        ("[]", "is not a file of build-plugins --autotune"),
+        ('{"format": 2}', "has format 2, and this version reads 1"),
+        ('{"format": 1, "entries": [{}]}', "is not a file of build-plugins --autotune"),
+    ],
+)
+def test_files_that_are_no_timings(stubs: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    model = save(SPEC, tmp_path / "m.onnx")
+    code, _, lines = run(model, "--gpu", "h200", "-o", tmp_path / "out", "--tuned", tmp_path / "t.json")
+    assert (code, len(lines)) == (1, 1)
+    assert message in lines[0]
+    missing = run(model, "--gpu", "h200", "-o", tmp_path / "out", "--tuned", tmp_path / "none.json")
+    assert "cannot read" in missing[2][-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("step_us", [-1.0, 0, float("inf"), "0.2"])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, step_us: Any) -> None:
+    config = kernel_config.solve(SPEC, 16, HERE).config
+    file = tuned_file(tmp_path / "t.json", timings=(tuning.Timing(config, step_us),))
+    with pytest.raises(FlashRNNError, match="is not a file of build-plugins --autotune"):
+        tuning.load(file)
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu", "h100"], "this machine has NVIDIA H200 (compute capability 9.0, 132 SMs), not H100 SXM5 80 GB"),
+        (["--gpu", "cpu"], "--autotune needs one --gpu, this machine's, not cpu"),
+        (["--gpu", "h200", "--gpu", "a100"], "--autotune needs one --gpu, this machine's, not h200, a100"),
+        (["--gpu", "h200", "--toolchain", "x.cmake"], "--toolchain builds for another one"),
+    ],
+)
+def test_a_gpu_that_is_not_this_machines_is_refused(
+    stubs: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    code, _, lines = run(save(SPEC, tmp_path / "m.onnx"), *options, "-o", tmp_path / "out", "--autotune")
+    assert (code, len(lines)) == (1, 1)
+    assert message in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_machine_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> GPU:
+        raise FlashRNNError("libcuda.so.1 does not load")
+
+    monkeypatch.setattr(gpus, "_load_driver", none)
+    code, _, lines = run(save(SPEC, tmp_path / "m.onnx"), "--gpu", "h200", "-o", tmp_path / "out", "--autotune")
+    assert (code, len(lines)) == (1, 1)
+    assert "the driver finds none: build without it, or with --tuned FILE" in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "size", "same"),
+    [
+        ("h200", "NVIDIA H200", (90, 132), True),
+        ("h100", "NVIDIA H100 80GB HBM3", (90, 132), True),
+        ("h100", "NVIDIA H200", (90, 132), False),
+        ("h200", "NVIDIA GH200 480GB", (90, 132), False),
+        ("h100", "NVIDIA H100 PCIe", (90, 114), False),
+        ("t4", "Tesla T4", (75, 40), True),
+        ("t4", "NVIDIA T4G", (75, 40), False),
+        ("rtx3090", "NVIDIA GeForce RTX 3090", (86, 82), True),
+        ("l4", "NVIDIA L40S", (89, 142), False),
+        ("l40s", "NVIDIA L40S", (89, 142), True),
+        ("orin-agx", "Orin", (87, 16), True),
+    ],
+)
+def test_names_of_products(name: str, product: str, size: tuple[int, int], same: bool) -> None:
+    assert gpus.same_product(gpus.get(name), product, *size) is same
