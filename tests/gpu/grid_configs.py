@@ -15,6 +15,19 @@ _SHAPES = {
     1024: ((16, 1, 8, 8, 4, 4), (16, 8, 8, 6, 4, 1)),
     2048: ((16, 1, 8, 8, 4, 8), (16, 8, 8, 8, 4, 1)),
 }
+# An Elman cell's R is a quarter of an LSTM's: it stays on chip up to head_dims of 4096.
+_LARGE = {3072: ((32, 1, 8, 12, 4, 4), (32, 8, 8, 12, 4, 1))}
+# float32: (units per block, batch tile, register k-steps, ring depth, replicas).
+_FLOAT_FOUR_GATES = {
+    768: ((8, 1, 48, 4, 4), (16, 4, 32, 4, 1)),
+    1024: ((8, 1, 64, 4, 4), (16, 4, 32, 4, 1)),
+}
+_FLOAT_SHAPES = {
+    "lstm": _FLOAT_FOUR_GATES,
+    "slstm": _FLOAT_FOUR_GATES,
+    "gru": {768: ((8, 1, 48, 4, 4), (16, 4, 32, 4, 1)), 1024: ((8, 1, 64, 4, 4), (16, 4, 40, 4, 1))},
+    "elman": {1024: ((16, 1, 64, 4, 4), (16, 4, 64, 4, 1))},
+}
 _FOUR_GATES = _SHAPES | {768: ((16, 1, 8, 6, 4, 4), (24, 4, 8, 6, 4, 1))}
 
 
@@ -33,7 +46,7 @@ def row(cell: str, dtype: str, D: int, shape: tuple[int, ...], **more: int) -> d
 def _rows() -> list[dict[str, Any]]:
     rows = []
     for cell, definition in CELLS.items():
-        shapes = _FOUR_GATES if definition.num_gates == 4 else _SHAPES
+        shapes = _FOUR_GATES if definition.num_gates == 4 else _SHAPES | (_LARGE if cell == "elman" else {})
         for dtype in ("bfloat16", "float16"):
             for D, (one, several) in shapes.items():
                 if D < 768 and (cell, dtype) != ("lstm", "bfloat16"):
@@ -47,4 +60,15 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-ROWS = _rows()
+def _float_rows() -> list[dict[str, Any]]:
+    rows = []
+    for cell, shapes in _FLOAT_SHAPES.items():
+        for D, (one, several) in shapes.items():
+            for (UB, BT, KR, PF, REP), batches in ((one, {"max_batch": 1}), (several, {"min_batch": 2})):
+                rows.append(row(cell, "float32", D, (UB, BT, 1, KR, PF, REP), row_warps=8, **batches))
+        if cell != "slstm":
+            rows.append(rows[-1] | {"clips": 1, "min_batch": 1})
+    return rows
+
+
+ROWS = _rows() + _float_rows()

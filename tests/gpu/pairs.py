@@ -20,13 +20,13 @@ AXES: dict[str, tuple[Any, ...]] = {
     "lengths": LENGTHS,
     "states": STATES,
     "clips": (False, True),
-    "D": (1, 5, 37, 64, 100, 128, 150, 200, 257, 384, 512, 640, 768, 1000, 1024, 2048),
+    "D": (1, 5, 37, 64, 100, 128, 150, 200, 257, 384, 512, 640, 768, 1000, 1024, 2048, 2560, 3000),
     "B": (1, 3, 16, 65),
     "T": (0, 1, 7, 1024),
     "heads": (1, 3, 12),
 }
 MODES = ("local", "cluster", "grid", "alternating")
-D_RANGE = {"local": (1, 64), "cluster": (1, 512), "grid": (384, 2048), "alternating": (1, 512)}
+D_RANGE = {"local": (1, 64), "cluster": (1, 512), "grid": (384, 3000), "alternating": (1, 3000)}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ def allowed(mode: str, values: dict[str, Any]) -> bool:
     if values.get("cell") == "slstm" and values.get("clips"):
         return False
     least, most = D_RANGE[mode]
-    if not least <= values.get("D", least) <= most or (mode == "grid" and values.get("dtype") == "float32"):
+    if mode == "grid":  # what stays on chip: tests/gpu/grid_configs.py
+        most = most if values.get("cell", "elman") == "elman" else 2048
+        most = min(most, 1024) if values.get("dtype") == "float32" else most
+    if not least <= values.get("D", least) <= most:
         return False
     return not {"T", "B", "heads", "D"} <= set(values) or wx_bytes(values) <= MAX_WX_BYTES
 

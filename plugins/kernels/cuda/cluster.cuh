@@ -35,8 +35,8 @@ struct Sender {
   // Of the lane's message of group 0 in the first buffer of h.
   __device__ __forceinline__ static int offset(const Place& place, const Lane<C>& lane) {
     const int m = lane.lane % kMessages<C>;
-    const int unit = place.first_unit + lane.group_unit(lane.owned_group(0)) + m / C::kRows * 8;
-    return ClusterShared<C>::kHidden + m % C::kRows * C::kPitch + unit * 2;
+    const int unit = place.first_unit + message_unit<C>(lane, m);
+    return ClusterShared<C>::kHidden + message_row<C>(lane, m) * C::kPitch + unit * 2;
   }
 
   // `buffer` and `i`, the warp's i-th group, are constants.
@@ -77,7 +77,7 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
 
   float own[C::kOwned][C::kTiles][4] = {};
   const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
-    std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
+    WxWords<C> words;
     ring.take(words);
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) owned.start(own[i], words[i], i);
@@ -87,26 +87,11 @@ __device__ __forceinline__ void cluster_loop(const Tensors& t, char* shared) {
     }
     Hidden<C> h;
     load_hidden<C>(h, from + buffer * C::kHiddenBytes);
-    if constexpr (C::kKWarps == 1) {
-      multiply<C>(own, weights, h);
-    } else {
-      Sums<C> sums = {};
-      multiply<C>(sums, weights, h);
-      reduce_parts<C>(own, sums, shared + S::kParts + buffer * S::kPartBytes, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < C::kOwned; ++i) {
-      if (!lane.owns(i)) continue;
-      float apart[C::kUnitsPerLane][C::kColumns];
-      owned.keep_apart(apart, words[i], i);
-      owned.advance(own[i], apart, i, s, t.options);
-      std::uint32_t rounded[C::kColumns];
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
-      sender.send(gather<C>(rounded, sender.message), i, 1 - buffer, s + 1 < t.T);
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[e], owned.is_valid(e, s));
-    }
+    add_products<C>(own, weights, h, shared + S::kParts + buffer * S::kPartBytes, lane);
+    finish_step<C>(
+        owned, own, words, lane, sender.message, s, t.options,
+        [&](uint4 message, int i) { sender.send(message, i, 1 - buffer, s + 1 < t.T); },
+        [&](int i, int e, std::uint32_t word, bool valid) { y.template store<kWide>(i, e, word, valid); });
     y.advance();
     ring.template fill_next<kWide>(wx, s + C::kRing < t.T);
   };

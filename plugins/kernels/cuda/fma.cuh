@@ -1,4 +1,5 @@
-// The local and the cluster mode in float32: R in registers and the rest in shared memory, products on the FMA units.
+// The kernel of float32, for the local and the cluster mode (fma_grid.cuh has the grid mode): R in registers and the
+// rest in shared memory, products on the FMA units.
 //
 // Butterflies add up the slices of D and leave each (unit, row) pair with a lane, which computes its step. h is
 // exchanged as in the modes of the tensor cores: through shared memory and a barrier of the block, or by st.async.
@@ -132,11 +133,12 @@ struct FmaExchange {
   std::uint32_t to;
   bool stores;
 
-  __device__ __forceinline__ FmaExchange(std::uint32_t shared, const Place&, const FmaLane<C>& lane)
-      : to(ptx::opaque(shared + Fma<C>::kHidden + lane.row * C::kPitch + lane.unit * 4)), stores(lane.stores) {}
+  __device__ __forceinline__ FmaExchange(const Tensors&, const char* shared, const Place&, const FmaLane<C>& lane)
+      : to(ptx::opaque(ptx::shared_address(shared) + Fma<C>::kHidden + lane.row * C::kPitch + lane.unit * 4)),
+        stores(lane.stores) {}
   __device__ __forceinline__ void ready() { __syncthreads(); }
   __device__ __forceinline__ void wait(int, int, std::uint32_t) {}
-  __device__ __forceinline__ void send(float h, int buffer, bool) const {
+  __device__ __forceinline__ void send(float h, int, int buffer, bool) const {
     if (stores) ptx::store_shared_4(to + buffer * C::kHiddenBytes, __float_as_uint(h));
   }
   __device__ __forceinline__ void end_step() { __syncthreads(); }
@@ -154,12 +156,12 @@ struct FmaExchange<C, Mode::kCluster> {
   bool arms;
   Fanout<kMessages, C::kClusterSize> fanout;
 
-  __device__ __forceinline__ FmaExchange(std::uint32_t shared, const Place& place, const FmaLane<C>& lane)
-      : barriers(shared + F::kBarriers),
+  __device__ __forceinline__ FmaExchange(const Tensors&, const char* shared, const Place& place, const FmaLane<C>& lane)
+      : barriers(ptx::shared_address(shared) + F::kBarriers),
         source(lane.lane % kMessages / C::kRows * (4 / F::kUnits) * F::kSlices +
                lane.lane % kMessages % C::kRows * F::kCopies),
         arms(ptx::opaque(static_cast<std::uint32_t>(lane.thread)) == 0),
-        fanout(shared, lane.lane,
+        fanout(ptx::shared_address(shared), lane.lane,
                F::kHidden + lane.lane % kMessages % C::kRows * C::kPitch +
                    (place.first_unit + lane.warp * F::kWarpUnits + lane.lane % kMessages / C::kRows * 4) * 4,
                F::kBarriers) {
@@ -178,7 +180,7 @@ struct FmaExchange<C, Mode::kCluster> {
     ptx::wait_barrier(barriers + 8 * buffer, static_cast<std::uint32_t>((s - 1) >> 1 & 1), limit);
     if (arms) ptx::expect_bytes(barriers + 8 * buffer, kStepBytes);
   }
-  __device__ __forceinline__ void send(float h, int buffer, bool wanted) const {
+  __device__ __forceinline__ void send(float h, int, int buffer, bool wanted) const {
     std::uint32_t v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fma_kernel(const __grid_consta
   const std::uint32_t base = ptx::shared_address(shared);
   FmaStreams<C> streams(t, place, lane, base + F::kRing);
   for (int s = 0; s < C::kRing; ++s) streams.copy_next(s < t.T);
-  FmaExchange<C, C::kMode> exchange(base, place, lane);
+  FmaExchange<C, C::kMode> exchange(t, shared, place, lane);
   const FmaWeights<C> weights(t, place, lane, shared + F::kWeights);
   FmaPair<C> pair(t, place, lane);
   store_initial_hidden<C>(t, place, shared + F::kHidden);
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fma_kernel(const __grid_consta
     multiply_slice<C>(sums, weights, hidden + buffer * C::kHiddenBytes);
     reduce_items<F::kSlices>(sums, lane.lane);
     const float out = pair.advance(x, sums[0], s, t.options);
-    exchange.send(pair.state[0], 1 - buffer, s + 1 < t.T);
+    exchange.send(pair.state[0], s + 1, 1 - buffer, s + 1 < t.T);
     exchange.end_step();
     streams.write(out);
     streams.copy_next(s + C::kRing < t.T);

@@ -42,7 +42,7 @@ __device__ __forceinline__ void feed_wx(WxRing<C>& ring, WxStream<C>& wx, const 
 #pragma unroll
   for (int i = 0; i < C::kOwned; ++i) {
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) {
+    for (int e = 0; e < C::kOwnedColumns; ++e) {
       ptx::prefetch_if(wx.active[i][e] && s + C::kRing + kAhead < t.T, wx.piece(i, e, 0) + kAhead * wx.stride);
     }
   }
@@ -63,7 +63,7 @@ struct GridLane {
   Owned<C> owned;
   Packets<C> packets{t, place, lane};
   YStream<C> y{t, place, lane};
-  std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
+  WxWords<C> words;
   float own[C::kOwned][C::kTiles][4] = {};
 
   __device__ __forceinline__ GridLane(const Tensors& tensors, char* memory) : t(tensors), shared(memory) {
@@ -86,26 +86,11 @@ struct GridLane {
 
   // Step s: the sums, the cell, h on its way to all blocks, y.
   __device__ __forceinline__ void step(const Hidden<C>& h, int s) {
-    if constexpr (C::kKWarps == 1) {
-      multiply<C>(own, weights, h);
-    } else {
-      Sums<C> sums = {};
-      multiply<C>(sums, weights, h);
-      reduce_parts<C>(own, sums, shared + S::kParts + (s & 1) * Parts<C>::kBytes, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < C::kOwned; ++i) {
-      if (!lane.owns(i)) continue;
-      float apart[C::kUnitsPerLane][C::kColumns];
-      owned.keep_apart(apart, words[i], i);
-      owned.advance(own[i], apart, i, s, t.options);
-      std::uint32_t rounded[C::kColumns];
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) rounded[e] = hidden_word<C>(owned, i, e);
-      packets.send(gather<C>(rounded, packets.message), i, s + 1, s + 1 < t.T);
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.store_any(t.wide_y, i, e, rounded[e], owned.is_valid(e, s));
-    }
+    add_products<C>(own, weights, h, shared + S::kParts + (s & 1) * Parts<C>::kBytes, lane);
+    finish_step<C>(
+        owned, own, words, lane, packets.message, s, t.options,
+        [&](uint4 message, int i) { packets.send(message, i, s + 1, s + 1 < t.T); },
+        [&](int i, int e, std::uint32_t word, bool valid) { y.store_any(t.wide_y, i, e, word, valid); });
     y.advance();
   }
 };

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cluster.cuh"
-#include "fma.cuh"
+#include "fma_grid.cuh"
 #include "grid.cuh"
 #include "kernel.h"
 #include "local.cuh"
@@ -19,6 +19,7 @@ std::int64_t num_groups(const Tensors& t) {
 // The kernel of a configuration, its threads and bytes of shared memory.
 template <class C, Mode kMode, bool kFma>
 struct Entry {
+  using Exchange = FmaExchange<C, kMode>;
   static constexpr auto kernel = fma_kernel<C>;
   static constexpr int kThreads = C::kThreads, kShared = Fma<C>::kBytes;
 };
@@ -31,6 +32,12 @@ template <class C>
 struct Entry<C, Mode::kCluster, false> {
   static constexpr auto kernel = cluster_kernel<C>;
   static constexpr int kThreads = C::kThreads, kShared = ClusterShared<C>::kBytes;
+};
+template <class C>
+struct Entry<C, Mode::kGrid, false> {
+  using Exchange = Packets<C>;
+  static constexpr auto kernel = grid_kernel<C>;
+  static constexpr int kThreads = C::kThreads, kShared = GridShared<C>::kBytes;
 };
 template <class C>
 using EntryOf = Entry<C, C::kMode, C::kFma>;
@@ -93,9 +100,9 @@ struct Launcher<C, Mode::kCluster> : EntryOf<C> {
 // Blocks wait for each other, so all of a launch are resident at once: a cooperative launch, which is refused
 // otherwise. Groups of blocks do not, so a call of more groups than fit is several launches.
 template <class C>
-struct Launcher<C, Mode::kGrid> {
-  static constexpr auto kernel = grid_kernel<C>;
-  static constexpr int kShared = GridShared<C>::kBytes;
+struct Launcher<C, Mode::kGrid> : EntryOf<C> {
+  using EntryOf<C>::kernel, EntryOf<C>::kThreads, EntryOf<C>::kShared;
+  using Exchange = typename EntryOf<C>::Exchange;
   static constexpr std::int64_t kMostGroups = kLargestGridUnits / C::kD;
   static cudaError_t prepare(int& resident) {
     int device = 0, processors = 0, cooperative = 0, per_processor = 0;
@@ -105,8 +112,7 @@ struct Launcher<C, Mode::kGrid> {
     if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
       return error;
     }
-    const cudaError_t error =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, C::kThreads, kShared);
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kThreads, kShared);
     resident = cooperative != 0 ? per_processor * processors / C::kBlocks : 0;
     return error;
   }
@@ -122,12 +128,12 @@ struct Launcher<C, Mode::kGrid> {
       Tensors t = given;
       t.first_group = static_cast<int>(first);
       if (t.T > 1) {  // the first step exchanges nothing
-        const std::size_t bytes = static_cast<std::size_t>(count) * Packets<C>::kGroupBytes;
+        const std::size_t bytes = static_cast<std::size_t>(count) * Exchange::kGroupBytes;
         if (cudaError_t error = cudaMemsetAsync(t.workspace, 0, bytes, stream)) return error;
       }
       void* arguments[] = {&t};
       const unsigned blocks = static_cast<unsigned>(count) * C::kBlocks;
-      if (cudaError_t error = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), blocks, C::kThreads,
+      if (cudaError_t error = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), blocks, kThreads,
                                                           arguments, kShared, stream)) {
         return error;
       }
@@ -144,7 +150,8 @@ cudaError_t Kernel<C>::prepare(int& resident) {
 template <class C>
 std::size_t Kernel<C>::workspace_bytes(const Tensors& t) {
   if constexpr (C::kMode == Mode::kGrid) {
-    return static_cast<std::size_t>(Launcher<C, C::kMode>::groups_at_once(t)) * Packets<C>::kGroupBytes;
+    return static_cast<std::size_t>(Launcher<C, C::kMode>::groups_at_once(t)) *
+           Launcher<C, C::kMode>::Exchange::kGroupBytes;
   } else {
     (void)t;
     return 0;

@@ -19,7 +19,9 @@ __device__ __forceinline__ void end_step() {
 template <class C>
 struct LocalShared {
   static constexpr int kRowBytes = C::kD * C::kGates * 2;
-  static constexpr int kPitch = kRowBytes + (C::kGates == 3 ? 96 : 32);  // rows of a tile in different banks
+  static constexpr int kPitch = kRowBytes + (C::kGates == 3     ? 96
+                                             : C::kColumns == 2 ? 16
+                                                                : 32);  // rows of a tile in different banks
   static constexpr int kStageBytes = C::kRows * kPitch;
   static constexpr int kRing = 2 * C::kHiddenBytes;
   static constexpr int kBytes = kRing + C::kRing * kStageBytes;
@@ -103,13 +105,40 @@ __device__ __forceinline__ void feed(const Tensors& t, const Place& place, std::
   }
 }
 
+// Groups that lie side by side start from what their lanes hold, each lane for its own group: nobody reads the others.
+template <class C>
+__device__ __forceinline__ void spread(Sums<C>& sums, const float (&own)[C::kOwned][C::kTiles][4]) {
+#pragma unroll
+  for (int p = 0; p < C::kGroups; ++p) {
+#pragma unroll
+    for (int f = 0; f < 4 * C::kTiles; ++f) sums[p][f / 4][f % 4] = own[p / C::kPacked][f / 4][f % 4];
+  }
+}
+template <class C>
+__device__ __forceinline__ void collect(float (&own)[C::kOwned][C::kTiles][4], const Sums<C>& sums, int slot) {
+#pragma unroll
+  for (int p = 0; p < C::kGroups; ++p) {
+#pragma unroll
+    for (int f = 0; f < 4 * C::kTiles; ++f) {
+      float& mine = own[p / C::kPacked][f / 4][f % 4];
+      mine = p % C::kPacked == 0 || slot == p % C::kPacked ? sums[p][f / 4][f % 4] : mine;
+    }
+  }
+}
+
 template <bool kWide, class C>
 __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place, std::uint32_t shared) {
   using S = LocalShared<C>;
+  constexpr int kUnitsApart = WxStream<C>::kUnitsApart;
   const Lane<C> lane{};
   const std::uint32_t from = ptx::opaque(shared + hidden_offset<C>(lane));
-  const std::uint32_t to = ptx::opaque(shared + lane.row(0) * C::kPitch + lane.unit(0) * 2);
-  const std::uint32_t wx = ptx::opaque((lane.has_row() ? lane.row(0) : 0) * S::kPitch + lane.unit(0) * C::kGates * 2);
+  const int unit = lane.unit(lane.owned_group(0)), slot = lane.slot();
+  std::uint32_t to[C::kOwned];  // of h in the first buffer; the second column's row is one pitch away
+#pragma unroll
+  for (int i = 0; i < C::kOwned; ++i) {
+    to[i] = ptx::opaque(shared + hidden_offset<C>(lane.row(0), unit + i * kUnitsApart));
+  }
+  const std::uint32_t wx = ptx::opaque(lane.row(0) * S::kPitch + unit * C::kGates * 2);
   std::uint32_t stage = shared + S::kRing;
   Weights<C> weights;
   load_weights<C>(weights, t, place, lane, nullptr);
@@ -117,50 +146,39 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
   owned.load(t, place, lane);
   YStream<C> y(t, place, lane);
 
-  std::uint32_t words[C::kOwned][C::kColumns][C::kWords];
-  const auto load_wx = [&] {
-#pragma unroll
-    for (int i = 0; i < C::kOwned; ++i) {
-#pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
-#pragma unroll
-        for (int p = 0; p < C::kPieces; ++p) {
-          const std::uint32_t at =
-              stage + wx + i * C::Tile::kUnits * C::kGates * 2 + e * S::kPitch + p * C::kPieceBytes;
-          if constexpr (C::kPieceBytes == 8) {
-            const uint2 v = ptx::load_shared_8(at);
-            words[i][e][2 * p] = v.x, words[i][e][2 * p + 1] = v.y;
-          } else {
-            words[i][e][p] = ptx::load_shared_4(at);
-          }
-        }
-      }
-    }
+  WxWords<C> words;
+  const auto take_wx = [&] {
+    load_wx<C>(words, [&](int i, int e, int p) {
+      return stage + wx + i * kUnitsApart * C::kGates * 2 + e * S::kPitch + p * C::kPieceBytes;
+    });
     stage = stage + S::kStageBytes == shared + S::kBytes ? shared + S::kRing : stage + S::kStageBytes;
   };
   end_step<C>();
-  load_wx();
+  take_wx();
   Sums<C> sums = {};
+  float own[C::kOwned][C::kTiles][4] = {};
 
   const auto step = [&](int s, int buffer) {  // buffer = s % 2, a constant
     Hidden<C> h;
     load_hidden<C>(h, from + buffer * C::kHiddenBytes);
-    float apart[C::kOwned][C::kUnitsPerLane][C::kColumns];
+    float apart[C::kOwned][C::kUnitsPerLane][C::kOwnedColumns];
 #pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) {
-      owned.start(sums[i], words[i], i);
+    for (int i = 0; i < C::kOwned; ++i) {
+      owned.start(own[i], words[i], i);
       owned.keep_apart(apart[i], words[i], i);
     }
-    load_wx();
+    spread<C>(sums, own);
+    take_wx();
     multiply<C>(sums, weights, h);
-    std::uint32_t rounded[C::kGroups][C::kColumns];
+    collect<C>(own, sums, slot);
+    std::uint32_t rounded[C::kOwned][C::kOwnedColumns];
 #pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) {
-      owned.advance(sums[i], apart[i], i, s, t.options);
+    for (int i = 0; i < C::kOwned; ++i) {
+      owned.advance(own[i], apart[i], i, s, t.options);
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
         rounded[i][e] = hidden_word<C>(owned, i, e);
-        const std::uint32_t at = to + (1 - buffer) * C::kHiddenBytes + e * C::kPitch + i * C::Tile::kUnits * 2;
+        const std::uint32_t at = to[i] + (1 - buffer) * C::kHiddenBytes + e * C::kPitch;
         if (!lane.has_row()) continue;
         if (C::kUnitsPerLane == 2) {
           ptx::store_shared_4(at, rounded[i][e]);
@@ -171,9 +189,11 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
     }
     end_step<C>();
 #pragma unroll
-    for (int i = 0; i < C::kGroups; ++i) {
+    for (int i = 0; i < C::kOwned; ++i) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) y.template store<kWide>(i, e, rounded[i][e], owned.is_valid(e, s));
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
+        y.template store<kWide>(i, e, rounded[i][e], owned.is_valid(e, s));
+      }
     }
     y.advance();
   };

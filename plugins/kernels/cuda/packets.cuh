@@ -54,8 +54,8 @@ struct Packets {
     sends = written < C::kReplicas, sends_long = written == 0;
 #pragma unroll
     for (int i = 0; i < C::kOwned; ++i) {
-      const int unit = place.first_unit + lane.group_unit(lane.owned_group(i)) + message / C::kRows * 8;
-      to[i] = written * kCopyBytes + unit / 32 * kPairBytes + message % C::kRows * 64 + unit % 32 * 2;
+      const int unit = place.first_unit + message_unit<C>(lane, message) + i * WxStream<C>::kUnitsApart;
+      to[i] = written * kCopyBytes + unit / 32 * kPairBytes + message_row<C>(lane, message) * 64 + unit % 32 * 2;
     }
   }
 

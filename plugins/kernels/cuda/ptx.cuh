@@ -114,6 +114,13 @@ __device__ __forceinline__ void store_relaxed_16_if(bool wanted, void* p, uint4 
       "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
       : "memory");
 }
+__device__ __forceinline__ void store_relaxed_8_if(bool wanted, void* p, std::uint32_t low, std::uint32_t high) {
+  asm volatile(
+      "{.reg .pred p;\n.reg .b64 a;\nsetp.ne.u32 p, %0, 0;\nmov.b64 a, {%2, %3};\n"
+      "@p st.relaxed.gpu.global.b64 [%1], a;}" ::"r"(static_cast<int>(wanted)),
+      "l"(p), "r"(low), "r"(high)
+      : "memory");
+}
 __device__ __forceinline__ void prefetch_if(bool wanted, const void* p) {
   asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p prefetch.global.L2 [%1];}" ::"r"(static_cast<int>(wanted)),
                "l"(p));

@@ -1,7 +1,8 @@
 // float32 on the FMA units: where a lane stands, its part of R, and the product.
 //
 // A lane multiplies kUnits units, all gates, with one of kSlices interleaved slices of D. Two units to a lane: h is
-// read from shared memory once for every eight products of an LSTM, half of what the memory could deliver.
+// read from shared memory once for every eight products of an LSTM, half of what the memory could deliver. In the grid
+// mode, where D is large and a block has few units, all lanes of a warp share D.
 #pragma once
 
 #include "config.h"
@@ -13,7 +14,7 @@ namespace flashrnn::cuda {
 
 template <class C>
 struct Fma {
-  static constexpr int kUnits = fma_units(C::kGates);
+  static constexpr int kUnits = C::kMode == Mode::kGrid ? C::kUnitsPerBlock / C::kWarps : fma_units(C::kGates);
   static constexpr int kSlices = C::kThreads * kUnits / C::kUnitsPerBlock;
   static constexpr int kWeightRows = kUnits * C::kGates;
   static constexpr int kItems = kUnits * C::kRows;      // (unit, row) pairs of the lanes that share D
@@ -34,7 +35,7 @@ struct Fma {
   static_assert(32 % kSlices == 0 && kSlices * C::kUnitsPerBlock == C::kThreads * kUnits, "D is split inside a warp");
   static_assert(kItems <= kSlices, "one lane, one (unit, row) pair");
   static_assert(kVectors * kSlices * 4 == C::kD && kHeld * kSlices == C::kRegisterKSteps * 4, "vectors of 4 floats");
-  static_assert(C::kMode == Mode::kLocal || kWarpUnits % 4 == 0, "h is sent in pieces of 16 bytes");
+  static_assert(C::kMode != Mode::kCluster || kWarpUnits % 4 == 0, "h is sent in pieces of 16 bytes");
   static_assert(C::kRing >= 2, "wx is copied at least one step ahead");
 };
 

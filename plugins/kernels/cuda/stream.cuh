@@ -10,9 +10,9 @@ namespace flashrnn::cuda {
 
 template <class C>
 struct WxStream {
-  const char* at[C::kColumns];  // wx of the lane's first unit and of column e, at the time to be read next
-  std::int64_t stride;          // bytes
-  bool active[C::kOwned][C::kColumns];
+  const char* at[C::kOwnedColumns];  // wx of the lane's first unit and of column e, at the time to be read next
+  std::int64_t stride;               // bytes
+  bool active[C::kOwned][C::kOwnedColumns];
   int units;  // of the head, from the lane's first one on
 
   __device__ __forceinline__ WxStream(const Tensors& t, const Place& place, const Lane<C>& lane) {
@@ -21,7 +21,7 @@ struct WxStream {
     units = t.D - unit;
     stride = (backward ? -2 : 2) * t.wx_step;
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) {
+    for (int e = 0; e < C::kOwnedColumns; ++e) {
       const int row = place.first_row + lane.row(e);
       at[e] = static_cast<const char*>(t.wx) + 2 * ((backward ? t.T - 1 : 0) * t.wx_step + row * t.wx_row +
                                                     (static_cast<std::int64_t>(place.part) * t.D + unit) * C::kGates);
@@ -44,17 +44,17 @@ struct WxStream {
   }
   __device__ __forceinline__ void advance() {
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) at[e] += stride;
+    for (int e = 0; e < C::kOwnedColumns; ++e) at[e] += stride;
   }
 
-  static constexpr int kUnitsApart = C::kKWarps * C::Tile::kUnits;  // from one owned group to the next
+  static constexpr int kUnitsApart = C::kKWarps * C::kPacked * C::Tile::kUnits;  // from one owned group to the next
 };
 
 template <class C>
 struct YStream {
-  std::uint16_t* at[C::kColumns];
+  std::uint16_t* at[C::kOwnedColumns];
   std::int64_t stride;  // elements
-  bool active[C::kColumns];
+  bool active[C::kOwnedColumns];
   int units;
 
   __device__ __forceinline__ YStream(const Tensors& t, const Place& place, const Lane<C>& lane) {
@@ -63,7 +63,7 @@ struct YStream {
     units = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(t.D - unit)));
     stride = (backward ? -1 : 1) * t.y_step;
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) {
+    for (int e = 0; e < C::kOwnedColumns; ++e) {
       const int row = place.first_row + lane.row(e);
       active[e] = lane.has_row() && row < t.B && lane.owns(0);
       at[e] = static_cast<std::uint16_t*>(t.y) + (backward ? t.T - 1 : 0) * t.y_step + row * t.y_row +
@@ -100,9 +100,33 @@ struct YStream {
   }
   __device__ __forceinline__ void advance() {
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) at[e] += stride;
+    for (int e = 0; e < C::kOwnedColumns; ++e) at[e] += stride;
   }
 };
+
+// The words of wx that a lane needs in a step.
+template <class C>
+using WxWords = std::uint32_t[C::kOwned][C::kOwnedColumns][C::kWords];
+
+// From shared memory; at(i, e, p) is the address of piece p of group i and column e.
+template <class C, class Address>
+__device__ __forceinline__ void load_wx(WxWords<C>& words, Address&& at) {
+#pragma unroll
+  for (int i = 0; i < C::kOwned; ++i) {
+#pragma unroll
+    for (int e = 0; e < C::kOwnedColumns; ++e) {
+#pragma unroll
+      for (int p = 0; p < C::kPieces; ++p) {
+        if constexpr (C::kPieceBytes == 8) {
+          const uint2 v = ptx::load_shared_8(at(i, e, p));
+          words[i][e][2 * p] = v.x, words[i][e][2 * p + 1] = v.y;
+        } else {
+          words[i][e][p] = ptx::load_shared_4(at(i, e, p));
+        }
+      }
+    }
+  }
+}
 
 // Rounded h of group i and column e, the lane's units in one word.
 template <class C>

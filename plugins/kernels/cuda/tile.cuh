@@ -17,20 +17,29 @@ struct Lane {
   int g = lane / 4, q = lane % 4;
   int row_warp = warp % C::kRowWarps, k_warp = warp / C::kRowWarps;
 
-  // Batch row, inside the tile, of accumulator column e.
-  __device__ __forceinline__ int row(int e) const { return C::kColumns == 1 ? q : 2 * q + e; }
-  __device__ __forceinline__ bool has_row() const { return C::kColumns == 2 || q < C::kRows; }
-  // Batch row whose h this lane feeds to the product. Columns without a row repeat one: nobody reads their sums, and
-  // zeros would cost a predicate and two registers to clear for every load.
-  __device__ __forceinline__ int source_row() const {
-    return C::kColumns == 2 ? g : (g / 2 < C::kRows ? g / 2 : C::kRows - 1);
+  // Batch row, inside the tile, of the lane's column e.
+  __device__ __forceinline__ int row(int e) const {
+    return C::kColumns == 1 ? q % C::kRows : tile_row(C::kOwnedColumns * q + e);
   }
+  // Batch row of the i-th row whose pointwise part this warp does.
+  __device__ __forceinline__ int tile_row(int i) const { return C::kSplit == 1 ? i : 2 * i + k_warp / C::kGroups; }
+  __device__ __forceinline__ bool has_row() const { return C::kColumns == 2 || q < C::kRows * C::kPacked; }
+  // Batch row whose h this lane feeds to the product. Columns without a row repeat one: zeros would cost a predicate
+  // and two registers to clear for every load.
+  __device__ __forceinline__ int source_row() const { return C::kColumns == 2 ? g : g / 2 % C::kRows; }
   // First unit, inside the block, of group p of this warp, and of this lane in the group.
   __device__ __forceinline__ int group_unit(int p) const { return (row_warp * C::kGroups + p) * C::Tile::kUnits; }
   __device__ __forceinline__ int unit(int p) const { return group_unit(p) + g * C::kUnitsPerLane; }
-  // Group of this warp whose pointwise part it does as its i-th; groups are dealt to the warps that share D.
-  __device__ __forceinline__ int owned_group(int i) const { return k_warp + i * C::kKWarps; }
-  __device__ __forceinline__ bool owns(int i) const { return C::kKWarps == 1 || owned_group(i) < C::kGroups; }
+  // Group of this warp whose pointwise part the lane does as its i-th.
+  __device__ __forceinline__ int owned_group(int i) const {
+    if (C::kSplit == 2) return k_warp % C::kGroups;
+    return C::kPacked > 1 ? slot() + i * C::kPacked : k_warp + i * C::kKWarps;
+  }
+  __device__ __forceinline__ bool owns(int i) const {
+    return C::kKWarps == 1 || k_warp + i * C::kKWarps < C::kGroups * C::kSplit;
+  }
+  // Which of the groups that lie side by side is the lane's.
+  __device__ __forceinline__ int slot() const { return q / C::kRows % C::kPacked; }
 };
 
 // Where the block stands: a tile of the batch, one head of one direction, and a share of its units.
@@ -111,10 +120,17 @@ using Sums = float[C::kGroups][C::kTiles][4];
 template <class C>
 using Hidden = uint4[C::kKSteps / 2];
 
-// Where the lane's part of h starts in a buffer.
+// Where h of a unit of a row lies in a buffer. The local mode stores it by units, one of each row by neighbouring
+// lanes: there the pieces of 16 bytes of every second row change places, so that these are in different banks.
+template <class C>
+__device__ __forceinline__ std::uint32_t hidden_offset(int row, int unit) {
+  const int piece = C::kMode == Mode::kLocal && !C::kFma ? unit / 8 ^ (row / 2 & 3) : unit / 8;
+  return static_cast<std::uint32_t>(row * C::kPitch + piece * 16 + unit % 8 * 2);
+}
+// Where the lane's part of h starts.
 template <class C>
 __device__ __forceinline__ std::uint32_t hidden_offset(const Lane<C>& lane) {
-  return static_cast<std::uint32_t>(lane.source_row() * C::kPitch + lane.k_warp * (C::kKSteps / 2) * 64 + lane.q * 16);
+  return hidden_offset<C>(lane.source_row(), lane.k_warp * (C::kKSteps / 2) * 32 + lane.q * 8);
 }
 
 template <class C>
@@ -193,13 +209,13 @@ __device__ __forceinline__ float& gate_of(float (&tile)[C::kTiles][4], int gate,
 template <class C>
 struct Owned {
   using Step = StepFor<C::kCell>;
-  float state[C::kOwned][C::kUnitsPerLane][C::kColumns][Step::S];
+  float state[C::kOwned][C::kUnitsPerLane][C::kOwnedColumns][Step::S];
   float bias[C::kOwned][C::kUnitsPerLane][Step::Gb];
-  int begin[C::kColumns], length[C::kColumns];  // first valid step and their number
+  int begin[C::kOwnedColumns], length[C::kOwnedColumns];  // first valid step and their number
 
   __device__ __forceinline__ void load(const Tensors& t, const Place& place, const Lane<C>& lane) {
 #pragma unroll
-    for (int e = 0; e < C::kColumns; ++e) {
+    for (int e = 0; e < C::kOwnedColumns; ++e) {
       length[e] = lane.has_row() ? length_of(t, place.first_row + lane.row(e)) : 0;
       begin[e] = runs_backward(t, place.part / t.H) ? t.T - length[e] : 0;
     }
@@ -209,7 +225,7 @@ struct Owned {
         bias[i][v][k] = inside ? t.b[bias_offset(t, Step::Gb, k, place.part, unit)] : 0.0f;
       }
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
         const int row = place.first_row + lane.row(e);
 #pragma unroll
         for (int k = 0; k < Step::S; ++k) {
@@ -223,7 +239,7 @@ struct Owned {
   __device__ __forceinline__ void store(const Tensors& t, const Place& place, const Lane<C>& lane) const {
     visit(t, place, lane, [&](int i, int v, int unit, bool inside) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
         const int row = place.first_row + lane.row(e);
         if (inside && lane.has_row() && row < t.B) {
 #pragma unroll
@@ -238,11 +254,11 @@ struct Owned {
   // What the sums of group i start from: wx and bias. The recurrent part of the GRU's n stands apart from wx, since r
   // multiplies it. Columns without a row go on from what they hold.
   __device__ __forceinline__ void start(float (&sums)[C::kTiles][4],
-                                        const std::uint32_t (&words)[C::kColumns][C::kWords], int i) const {
+                                        const std::uint32_t (&words)[C::kOwnedColumns][C::kWords], int i) const {
 #pragma unroll
     for (int v = 0; v < C::kUnitsPerLane; ++v) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
 #pragma unroll
         for (int g = 0; g < C::kGates; ++g) {
           const bool apart = C::kCell == Cell::kGru && g == 2;
@@ -253,12 +269,12 @@ struct Owned {
   }
 
   // What a step needs of wx beside the sums: the GRU's n.
-  __device__ __forceinline__ void keep_apart(float (&apart)[C::kUnitsPerLane][C::kColumns],
-                                             const std::uint32_t (&words)[C::kColumns][C::kWords], int i) const {
+  __device__ __forceinline__ void keep_apart(float (&apart)[C::kUnitsPerLane][C::kOwnedColumns],
+                                             const std::uint32_t (&words)[C::kOwnedColumns][C::kWords], int i) const {
 #pragma unroll
     for (int v = 0; v < C::kUnitsPerLane; ++v) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
         apart[v][e] = C::kCell == Cell::kGru ? input(v, C::kGates - 1, words[e]) + bias[i][v][C::kGates - 1] : 0.0f;
       }
     }
@@ -271,13 +287,13 @@ struct Owned {
 
   // Step s of group i from its finished sums. A row behind its end keeps its state.
   __device__ __forceinline__ void advance(float (&sums)[C::kTiles][4],
-                                          const float (&apart)[C::kUnitsPerLane][C::kColumns], int i, int s,
+                                          const float (&apart)[C::kUnitsPerLane][C::kOwnedColumns], int i, int s,
                                           const CellOptions& given) {
     const CellOptions options = {C::kClips ? given.clip : 0.0f, given.relu, given.normalizer_floor};
 #pragma unroll
     for (int v = 0; v < C::kUnitsPerLane; ++v) {
 #pragma unroll
-      for (int e = 0; e < C::kColumns; ++e) {
+      for (int e = 0; e < C::kOwnedColumns; ++e) {
         float x[Step::G], rh[Step::G], b[Step::Gb], next[Step::S];
 #pragma unroll
         for (int g = 0; g < Step::G; ++g) {
@@ -324,7 +340,9 @@ __device__ __forceinline__ void store_initial_hidden(const Tensors& t, const Pla
     if (place.first_row + row < t.B && unit < t.D) {
       h = t.initial_states[state_offset(t, 0, place.part, place.first_row + row, unit)];
     }
-    reinterpret_cast<Element<C::kType>*>(buffer + row * C::kPitch)[unit] = from_float<Element<C::kType>>(h);
+    using E = Element<C::kType>;
+    const std::uint32_t at = C::kFma ? row * C::kPitch + unit * 4 : hidden_offset<C>(row, unit);
+    *reinterpret_cast<E*>(buffer + at) = from_float<E>(h);
   }
 }
 
