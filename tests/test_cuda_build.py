@@ -72,7 +72,7 @@ def test_every_cell_and_mode_has_a_tested_kernel() -> None:
     found = {(row["cell"], row["dtype"], row["mode"]) for row in configs.ROWS}
     dtypes = ("bfloat16", "float16", "float32")
     assert found == {(c, d, m) for c in CELLS for d in dtypes for m in ("local", "cluster")}
-    assert {(row["cell"], row["dtype"]) for row in grid_configs.ROWS} == {(c, d) for c in CELLS for d in dtypes[:2]}
+    assert {(row["cell"], row["dtype"]) for row in grid_configs.ROWS} == set(product(CELLS, dtypes))
 
 
 def test_no_framework_header_under_the_kernels() -> None:
@@ -114,8 +114,23 @@ def small_grid_kernels() -> list[dict[str, Any]]:
 
 @needs_nvcc
 def test_a_grid_kernel_of_each_cell_compiles_without_spills(tmp_path: Path) -> None:
-    rows = small_grid_kernels()
+    floats = [
+        r for r in grid_configs.ROWS if (r["cell"], r["dtype"], r["padded_head_dim"]) == ("lstm", "float32", 1024)
+    ]
+    rows = small_grid_kernels() + floats
     assert_no_spills(nvcc(instances(tmp_path, rows), tmp_path, "90a"), len(rows))
+
+
+@needs_nvcc
+def test_kernels_for_older_devices_become_ptx(tmp_path: Path) -> None:
+    """tests/gpu/run.py --ptx 80: no machine code, so the driver of the device at hand compiles the PTX."""
+    rows = [r for r in configs.ROWS if (r["cell"], r["mode"], r["min_batch"]) == ("elman", "local", 1)][:1]
+    library.configure(tmp_path, rows, ptx="80")
+    commands = run("ninja", "-C", tmp_path, "-t", "commands").splitlines()
+    compiled = [c for c in commands if re.search(r"-c \S+\.cu\b", c) and "driver.cu" not in c]
+    targets = [re.findall(r",code=\[?(\w+)", command) for command in compiled]
+    assert len(targets) >= 3  # alternating, launch, the row
+    assert all(found == ["compute_80"] for found in targets), targets
 
 
 @needs_nvcc

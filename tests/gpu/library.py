@@ -31,16 +31,29 @@ def render(**values: Any) -> str:
     return f"FLASHRNN_KERNEL({', '.join(texts)})"
 
 
-def build(folder: Path, rows: Sequence[dict[str, Any]], architectures: str = "90a") -> Path:
-    """Compile the driver with these kernels; needs nvcc, CMake and ninja. Returns the library."""
+def build(folder: Path, rows: Sequence[dict[str, Any]], architectures: str = "90a", ptx: str = "") -> Path:
+    """Compile the driver with these kernels, as PTX of one target where ``ptx`` names it. Returns the library.
+
+    Needs nvcc, CMake and ninja.
+    """
+    configure(folder, rows, architectures, ptx)
+    subprocess.run(["cmake", "--build", folder, "--parallel", str(os.cpu_count())], check=True)
+    return folder / "libflashrnn_cuda_driver.so"
+
+
+def configure(folder: Path, rows: Sequence[dict[str, Any]], architectures: str = "90a", ptx: str = "") -> None:
+    """What ``build`` does first."""
     folder.mkdir(parents=True, exist_ok=True)
     configs = folder / "kernel_configs.inc"
     configs.write_text("".join(f"{render(**row)}\n" for row in rows))
-    options = {"FLASHRNN_CUDA_ARCHITECTURES": architectures, "FLASHRNN_KERNEL_CONFIGS": configs.resolve()}
+    options = {
+        "FLASHRNN_CUDA_ARCHITECTURES": architectures,
+        "FLASHRNN_KERNEL_CONFIGS": configs.resolve(),
+        "FLASHRNN_PTX": ptx,
+        "FLASHRNN_KERNELS_PER_FILE": 1 if ptx else 4,  # the driver compiles a file when its first kernel runs
+    }
     flags = [f"-D{name}={value}" for name, value in options.items()]
     subprocess.run(["cmake", "-S", Path(__file__).parent, "-B", folder, "-G", "Ninja", *flags], check=True)
-    subprocess.run(["cmake", "--build", folder, "--parallel", str(os.cpu_count())], check=True)
-    return folder / "libflashrnn_cuda_driver.so"
 
 
 class Attributes(ctypes.Structure):

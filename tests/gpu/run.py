@@ -4,6 +4,8 @@ python tests/gpu/run.py table     a seeded pairwise table of cases against float
 python tests/gpu/run.py stress    repetition, streams, load, graphs, chunks, NaN, alignment, refusals
 python tests/gpu/run.py sanitize  compute-sanitizer's memcheck, racecheck and synccheck over each mode
 python tests/gpu/run.py all       the three
+
+With --ptx 80 (or 75) the kernels are built as PTX of that target, which the driver compiles: the code of older devices.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from library import ALTERNATING, Library, build  # noqa: E402
 from flashrnn_deploy.op import DTYPES  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
+# Modes whose kernels older devices run.
+PTX_MODES = {"75": ("alternating",), "80": ("local", "grid", "alternating")}
 # synccheck wants all warps of a block at one place in the code. The spare warp of the local mode meets the others at a
 # named barrier from a place of its own, which PTX allows: bar.sync goes by name and count.
 NOT_SPARE = "synccheck"
@@ -114,19 +118,22 @@ def small(lib: Library, log: Log, without_spare: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("build", "table", "stress", "sanitize", "small", "all"))
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="build folder")
+    parser.add_argument("--build", type=Path, help="build folder, by default build/gpu or, with --ptx 80, build/gpu-80")
     parser.add_argument("--rows", type=int, default=300, help="rows of the table, at least the pairwise ones")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modes", nargs="*", default=pairs.MODES, help="build and test these only")
+    parser.add_argument("--modes", nargs="*", help="build and test these only; by default all that the target has")
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), help="kernels of these only; the table needs all")
+    parser.add_argument("--ptx", default="", choices=("", *PTX_MODES), help="build PTX of this target")
     parser.add_argument("--without-spare", action="store_true", help="with small: no kernels with a spare warp")
     parser.add_argument("--launches", type=int, default=1000)
     options = parser.parse_args()
+    options.modes = options.modes or PTX_MODES.get(options.ptx, pairs.MODES)
+    options.build = options.build or ROOT / "build" / "-".join(["gpu", options.ptx] if options.ptx else ["gpu"])
     path = options.build / "libflashrnn_cuda_driver.so"
     rows = configs.ROWS + grid_configs.ROWS
     chosen = [row for row in rows if row["mode"] in options.modes and row["dtype"] in options.dtypes]
     if options.what == "build" or not path.is_file():
-        build(options.build, chosen)
+        build(options.build, chosen, ptx=options.ptx)
     if options.what == "build":
         return 0
     torch.backends.cuda.matmul.allow_tf32 = False

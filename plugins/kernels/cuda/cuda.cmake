@@ -1,11 +1,14 @@
 # The CUDA kernels: sets cuda_objects, what a library links. The including file has set
 #   FLASHRNN_CUDA_ARCHITECTURES  list of targets, e.g. "75;80;86;89;90a;100a;120"
 #   FLASHRNN_KERNEL_CONFIGS      optional: kernel_configs.inc, a line per specialised kernel (config.h)
+#   FLASHRNN_PTX                 optional, for tests: PTX of this target, e.g. 80, in place of every machine code. The
+#                                driver of a newer device compiles it: the code of an older one runs there.
 # Specialised kernels are compiled for their own architecture only, a few in each generated source file.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 
 set(FLASHRNN_KERNEL_CONFIGS "" CACHE FILEPATH "kernel_configs.inc of this build; empty: the alternating kernel alone")
+set(FLASHRNN_PTX "" CACHE STRING "For tests: PTX of this target in place of machine code")
 set(FLASHRNN_KERNELS_PER_FILE 4 CACHE STRING "Specialised kernels in one source file")
 set(generated ${CMAKE_CURRENT_BINARY_DIR}/cuda)
 set(cuda_folder ${CMAKE_CURRENT_LIST_DIR})
@@ -31,7 +34,9 @@ if(FLASHRNN_WERROR AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.8)
 endif()
 
 function(target_for out architecture)
-  if(architecture MATCHES "^[0-9]+[af]?$")
+  if(FLASHRNN_PTX)
+    set(${out} -gencode=arch=compute_${FLASHRNN_PTX},code=compute_${FLASHRNN_PTX} PARENT_SCOPE)
+  elseif(architecture MATCHES "^[0-9]+[af]?$")
     set(${out} -gencode=arch=compute_${architecture},code=sm_${architecture} PARENT_SCOPE)
   else()
     message(FATAL_ERROR "FLASHRNN_CUDA_ARCHITECTURES has ${architecture}, expected for example 75, 90a or 120")
