@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from flashrnn_deploy.expressions import Expr, Table, all_of, any_of, ceil_div, divides, maximum, minimum
-from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS
+from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, grid_exchange_ns
 
 if TYPE_CHECKING:
     from flashrnn_deploy.kernel_model import Model
@@ -24,8 +24,10 @@ ACTIVATIONS = {"lstm": 5, "slstm": 6, "gru": 3, "elman": 1}
 """Activations on the critical path or beside it, per (unit, batch) pair."""
 
 
-def units_per_lane(num_gates: int) -> int:
-    """``fma_units`` of plugins/kernels/cuda/config.h."""
+def units_per_lane(num_gates: int, mode: int, units_per_block: int, row_warps: int) -> int:
+    """``Fma::kUnits`` of plugins/kernels/cuda/slices.cuh; 0 where there is no whole number."""
+    if mode == GRID:
+        return 0 if units_per_block % row_warps else units_per_block // row_warps
     return 4 if num_gates == 1 else 2
 
 
@@ -38,41 +40,46 @@ def slices(units: int, units_per_block: int, row_warps: int) -> int:
 def size(m: Model) -> None:
     """Sets slices, registers per lane, and bytes of shared memory."""
     definition = m.spec.definition
-    G, units = definition.num_gates, units_per_lane(definition.num_gates)
-    m.slices = Table(lambda ub, wm: max(1, slices(units, ub, wm)), m.UB, m.WM)
+    G, units = definition.num_gates, _units(m)
+    m.slices = maximum(1, _slices(m))
     m.weight_registers = m.KR * m.UB * G // (m.WM * 2)  # KR / S vectors of 16 floats for each gate of each unit
     # Loads of R in flight take more where a tile has more than one row.
     loads = Table(lambda bt, kr, d: 22 * (bt > 1 and 16 * kr < d), m.BT, m.KR, m.D)
-    m.registers = m.weight_registers + m.BT * (units * G + 4) + loads + (46 + 2 * definition.num_states)
+    flight = maximum(loads, m._is(GRID) * 20)  # or packets of h
+    m.registers = m.weight_registers + m.BT * (units * G + 4) + flight + (46 + 2 * definition.num_states)
     m.weight_bytes = maximum(0, m.D - m.KR * 16) * m.UB * (4 * G)
     m.shared = m.BT * m.D * 8 + m.PF * m.WM * (128 * G) + m.weight_bytes + 128  # h twice, ring of wx, R, barriers
 
 
 def constrain(m: Model) -> None:
     """What holds in float32 alone."""
-    need, units = m.problem.require, units_per_lane(m.spec.definition.num_gates)
+    need, units = m.problem.require, _units(m)
     alternating = m.mode == ALTERNATING
-    whole = Table(lambda ub, wm: int(slices(units, ub, wm) > 0), m.UB, m.WM)
-    need("whole_slices", any_of(alternating, whole == 1))
+    need("whole_slices", any_of(alternating, _slices(m) >= 1))
     need("whole_vectors", any_of(alternating, all_of(divides(m.slices * 4, m.D), divides(m.slices, m.KR * 4))))
-    need("one_pair_per_lane", any_of(alternating, m.BT * units <= m.slices))
+    need("one_pair_per_lane", any_of(alternating, m.BT * units * m.REP <= m.slices))
     need("whole_messages", any_of(m.mode != CLUSTER, divides(m.WM * 4, m.UB)))
     need("register_k_steps_exist", any_of(alternating, m.KR * 16 <= m.D))
 
 
 def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
-    """(waves, parts of one wave in hundredths of a cycle per step) of the local and the cluster mode."""
+    """(waves, parts of one wave in hundredths of a cycle per step) of the on-chip modes."""
     gpu, cell, G = m.gpu, m.spec.cell, m.spec.definition.num_gates
-    units = units_per_lane(G)
+    grid = m._is(GRID)
     turns = ceil_div(m.WM, 4)  # warps of the sub-partition that has most
     # A few registers more than estimated: a block too many on paper is a wave too many on the device.
     at_once = minimum(gpu.registers_per_sm // (32 * m.WM * (m.registers + 4)), gpu.smem_per_sm // (m.shared + 1024))
-    resident = maximum(1, at_once)  # blocks of one SM: they share its units
-    places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), m.CL)
+    resident = maximum(1, at_once * (1 - grid))  # blocks of one SM: they share its units
+    clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), m.CL)
+    heads = Table(lambda d, ub: max(1, gpu.sms * ub // d), m.D, m.UB)  # at once; the others are further launches
+    places = clusters * (1 - grid) + heads * grid
     sharing = minimum(ceil_div(m.groups, places), resident)
-    shuffles = Table(lambda ub, wm, bt: _shuffles(slices(units, ub, wm), units * bt, G), m.UB, m.WM, m.BT)
-    rounds = Table(lambda ub, wm: max(1, slices(units, ub, wm)).bit_length() - 1, m.UB, m.WM)
-    exchange = Table(lambda cl: 17200 if cl == 1 else round(CLUSTER_EXCHANGE_NS[cl] * 198 * 0.76), m.CL)
+    place = (m.mode, m.UB, m.WM)
+    shuffles = Table(lambda mode, ub, wm, bt: _shuffles(units_per_lane(G, mode, ub, wm), ub, wm, bt, G), *place, m.BT)
+    rounds = Table(lambda *at: max(1, slices(units_per_lane(G, *at), *at[1:])).bit_length() - 1, *place)
+    near = Table(lambda cl: 17200 if cl == 1 else round(CLUSTER_EXCHANGE_NS[cl] * 198 * 0.76), m.CL)
+    far = Table(lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), m.D, m.UB, m.REP)
+    exchange = near * (1 - grid) + (far + (m.BT - 1) * m.D * 30) * grid
     messages = Table(lambda mode: int(mode == CLUSTER), m.mode) * m.BT
     latency = 1500 * ACTIVATIONS[cell] + 3800 * (cell == "slstm")
     return ceil_div(m.groups, places * resident), {
@@ -85,6 +92,17 @@ def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
     }
 
 
-def _shuffles(lanes: int, items: int, gates: int) -> int:
-    """Per warp: halving rounds until each lane has one item, then full ones."""
+def _units(m: Model) -> Expr:
+    G = m.spec.definition.num_gates
+    return Table(lambda mode, ub, wm: units_per_lane(G, mode, ub, wm), m.mode, m.UB, m.WM)
+
+
+def _slices(m: Model) -> Expr:
+    G = m.spec.definition.num_gates
+    return Table(lambda mode, ub, wm: slices(units_per_lane(G, mode, ub, wm), ub, wm), m.mode, m.UB, m.WM)
+
+
+def _shuffles(units: int, units_per_block: int, row_warps: int, rows: int, gates: int) -> int:
+    """Per warp: halving rounds until each lane has one (unit, row) pair, then full ones."""
+    lanes, items = slices(units, units_per_block, row_warps), units * rows
     return gates * (items - 1 + round(math.log2(max(1, lanes // items)))) if lanes else 0

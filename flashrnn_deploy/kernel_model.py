@@ -20,7 +20,6 @@ documented tensor rate and are estimates. Nothing here needs a GPU.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from flashrnn_deploy import fma_model
@@ -38,7 +37,7 @@ from flashrnn_deploy.expressions import (
     wrap,
 )
 from flashrnn_deploy.gpus import GPU
-from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL
+from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL, grid_exchange_ns
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.solver import Problem
 
@@ -78,15 +77,6 @@ NEIGHBOUR_PERCENT = 66
 LARGEST_GRID_HEAD = 4096
 
 
-def grid_exchange_ns(blocks: int, replicas: int) -> int:
-    """Exchange of h through L2 among ``blocks`` blocks, ns per step.
-
-    The exchange alone was measured as 570, 650, 830 and 1000 at 16, 32, 64 and 128 blocks and 840 at 128 with 4 copies;
-    330 + a square root meets all five within 4 %. Fewer than 16 blocks gain nothing. The kernels take 70 ns more.
-    """
-    return round(400 + 60 * math.sqrt(max(16, blocks / math.sqrt(replicas))))
-
-
 class Model:
     """The problem of one layer on one device: variables, named constraints, ``sizes``, cost ``terms``.
 
@@ -120,8 +110,8 @@ class Model:
         self.NB = new("tiles_per_block", (1,))
         self.WM = new("row_warps", (8, 6, 4, 3, 2, 1) if self.fma else (8, 4, 2, 1))
         self.WK = new("k_warps", (1,) if self.fma else (1, 2, 4, 8))
-        self.KR = new("register_k_steps", range(min(largest // 16, 62), -1, -2))  # k-steps come in pairs
-        self.REP = new("replicas", (1,) if self.fma else (1, 2, 4, 8))
+        self.KR = new("register_k_steps", range(min(largest // 16, 64), -1, -2))  # k-steps come in pairs
+        self.REP = new("replicas", (1, 2, 4, 8))
         self.SPL = new("accumulator_sets", (1,) if self.fma else (1, 2))
         self.AUX = new("spare_warp", (0, 1))
         self.PF = new("ring_depth", (16, 8, 4, 2))
@@ -188,8 +178,6 @@ class Model:
 
         if gpu.compute_capability < 80:
             need("tensor_core_dtype", alternating)
-        elif self.fma:
-            need("tensor_core_dtype", not_grid)
         plain = {self.D: self.problem.domains[1][0], self.UB: 8, self.WM: 1, self.KR: 0, self.PF: 2}
         ones = (self.CL, self.BT, self.WK, self.REP, self.SPL)
         idle = [v == value for v, value in plain.items()] + [v == 1 for v in ones] + [self.AUX == 0]
@@ -202,7 +190,8 @@ class Model:
         largest = 128 if self.fma else 64
         need("local_tested_range", any_of(not_local, largest >= self.D))
         need("grid_head", any_of(not_grid, self.D <= LARGEST_GRID_HEAD))
-        need("grid_tested_range", any_of(not_grid, all_of(self.WM == 1, self.WK >= 4, self.SPL == 1)))
+        tested = (self.WM == 8,) if self.fma else (self.WM == 1, self.WK >= 4, self.SPL == 1)
+        need("grid_tested_range", any_of(not_grid, all_of(*tested)))
         head_blocks = self.D // self.UB
         need("grid_residency", any_of(not_grid, head_blocks <= gpu.sms))
         need("whole_blocks", on_chip(divides(self.UB, self.D)))
@@ -213,6 +202,7 @@ class Model:
         need("shared_memory", on_chip(self.shared <= gpu.smem_per_block))
         feeds = any_of(not_local, self.AUX == 1) if not self.fma else self.AUX == 0
         need("spare_warp", all_of(feeds, any_of(local, self.AUX == 0)))
+        need("replicas", any_of(self.REP == 1, all_of(grid, self.REP * self.BT <= 8)))
         need("ring_depth", on_chip(self.PF >= 4, any_of(local, self.PF <= 8)))
         if self.fma:
             fma_model.constrain(self)
@@ -222,7 +212,6 @@ class Model:
         need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
         need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
         need("register_k_steps_exist", on_chip(self.KR <= self.KS))
-        need("replicas", any_of(self.REP == 1, all_of(grid, self.REP * self.BT <= 8)))
 
     def _cost(self) -> None:
         """Hundredths of a cycle per step, by cause."""
@@ -249,7 +238,11 @@ class Model:
         products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16), partitions)
         chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
         tensor = products * maximum(issue, 24 * cycle // chains)
-        pointwise = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) * self.columns * activations * 8 * cycle
+        # Lanes without a row take other groups (local), warps without a group the other column (grid).
+        packed = Table(lambda bt, ub, wm: _packed(ub // (tiling.group * wm), bt), self.BT, self.UB, self.WM)
+        split = Table(lambda bt, ub, wk: int(bt > 4 and 2 * ub <= tiling.group * wk), self.BT, self.UB, self.WK)
+        groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // (1 + local * (packed - 1))
+        pointwise = groups * (self.columns - split * self._is(GRID)) * activations * 8 * cycle
         # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits.
         resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * self.registers),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
@@ -260,9 +253,7 @@ class Model:
         sharing = 100 + neighbours * NEIGHBOUR_PERCENT
         # The grid mode runs as many heads' tiles at once as the device has SMs for, one launch after the other.
         at_once = Table(lambda d, ub: max(1, gpu.sms * ub // d), self.D, self.UB)
-        waves = (
-            1 + independent * (ceil_div(load, resident) - 1) + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
-        )
+        waves = 1 + independent * (ceil_div(load, resident) - 1) + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         beyond = maximum(0, self.rows * self.UB // 8 - 8) * self.CL
@@ -300,6 +291,14 @@ class Model:
         arithmetic = spec.macs_per_step * self.batch / (gpu.sms * macs * gpu.clock_mhz / 1000) / 0.5
         slower = "reading R from memory" if memory > arithmetic else "arithmetic"
         return {"launching kernels": round(ALTERNATING_NS * per_ns), slower: round(max(memory, arithmetic) * per_ns)}
+
+
+def _packed(groups: int, batch_tile: int) -> int:
+    """``packed_groups`` of plugins/kernels/cuda/config.h."""
+    packed = 4 // batch_tile if batch_tile <= 4 else 1
+    while groups % packed:
+        packed //= 2
+    return packed
 
 
 def _register_limits(gpu: GPU) -> list[tuple[int, int]]:

@@ -22,6 +22,12 @@ MEASURED_FLOAT = {
     ("gru", 1, 512, 16): (2.070, config("cluster", 512, 32, 4, 8, 1, 24)),
     ("elman", 1, 64, 1): (0.179, config("local", 64, 64, 1, 2, 1, 4)),
     ("elman", 1, 512, 1): (0.507, config("cluster", 512, 32, 1, 4, 1, 32)),
+    ("lstm", 1, 768, 1): (1.139, config("grid", 768, 8, 1, 8, 1, 48, PF=4, REP=4)),
+    ("lstm", 1, 1024, 1): (1.302, config("grid", 1024, 8, 1, 8, 1, 64, PF=4, REP=4)),
+    ("lstm", 1, 1024, 16): (7.170, config("grid", 1024, 16, 4, 8, 1, 32, PF=4)),
+    ("slstm", 1, 1024, 1): (1.264, config("grid", 1024, 8, 1, 8, 1, 64, PF=4, REP=4)),
+    ("gru", 1, 1024, 1): (1.359, config("grid", 1024, 8, 1, 8, 1, 64, PF=4, REP=4)),
+    ("elman", 1, 1024, 16): (4.052, config("grid", 1024, 16, 4, 8, 1, 64, PF=4)),
 }
 
 
@@ -48,7 +54,7 @@ def test_float32_has_constraints_of_its_own():
         "register_k_steps_exist": {"register_k_steps": 18},
         "registers": {"row_warps": 2},
         "spare_warp": {"spare_warp": 1},
-        "tensor_core_dtype": {"mode": "grid"},
+        "grid_tested_range": {"mode": "grid", "row_warps": 4},
     }
     for name, change in changes.items():
         assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name

@@ -29,8 +29,8 @@ def config(mode, D, UB, BT, WM, WK, KR, SPL=1, PF=8, REP=1, AUX=0):
 
 # Measured on an H200: bfloat16 LSTM, T = 1024, us per step, with the configuration that was measured.
 MEASURED = {
-    (1, 64, 1): (0.190, config("local", 64, 64, 1, 4, 1, 4, PF=16, AUX=1)),
-    (12, 64, 16): (0.199, config("local", 64, 64, 2, 4, 1, 4, PF=16, AUX=1)),
+    (1, 64, 1): (0.175, config("local", 64, 64, 1, 4, 1, 4, PF=16, AUX=1)),
+    (12, 64, 16): (0.183, config("local", 64, 64, 2, 4, 1, 4, PF=16, AUX=1)),
     (12, 64, 64): (0.267, config("local", 64, 64, 4, 4, 1, 4, PF=16, AUX=1)),
     (1, 128, 1): (0.333, config("cluster", 128, 32, 1, 4, 1, 8, SPL=2)),
     (1, 128, 16): (0.346, config("cluster", 128, 32, 4, 4, 1, 8, SPL=2)),
@@ -43,9 +43,9 @@ MEASURED = {
     (1, 768, 1): (1.043, config("grid", 768, 16, 1, 1, 8, 6, PF=4, REP=4)),
     (1, 768, 16): (1.034, config("grid", 768, 24, 4, 1, 8, 6, PF=4)),
     (1, 1024, 1): (1.033, config("grid", 1024, 16, 1, 1, 8, 8, PF=4, REP=4)),
-    (1, 1024, 16): (1.314, config("grid", 1024, 16, 8, 1, 8, 6, PF=4)),
+    (1, 1024, 16): (1.224, config("grid", 1024, 16, 8, 1, 8, 6, PF=4)),
     (1, 2048, 1): (1.704, config("grid", 2048, 16, 1, 1, 8, 8, PF=4, REP=8)),
-    (1, 2048, 8): (2.299, config("grid", 2048, 16, 8, 1, 8, 8, PF=4)),
+    (1, 2048, 8): (1.855, config("grid", 2048, 16, 8, 1, 8, 8, PF=4)),
 }
 rows = pytest.mark.parametrize(("shape", "measured"), MEASURED.items(), ids=[f"{h}x{d}-B{b}" for h, d, b in MEASURED])
 
@@ -86,7 +86,8 @@ def test_what_solve_prints_can_be_compiled():
         assert chosen.spare_warp == (chosen.mode == "local" and not fma)
         assert chosen.ring_depth >= 4
         assert chosen.mode != "local" or chosen.padded_head_dim <= (128 if fma else 64)
-        assert not fma or (chosen.k_warps, chosen.accumulator_sets, chosen.replicas) == (1, 1, 1)
+        assert not fma or (chosen.k_warps, chosen.accumulator_sets) == (1, 1)
+        assert chosen.mode == "grid" or chosen.replicas == 1
 
 
 def test_sizes_by_hand():
@@ -214,13 +215,13 @@ def test_one_broken_variable_breaks_a_named_constraint():
     assert not check(spec("gru", head_dim=1024), 16, H200, KernelConfig(**(vars(good) | {"units_per_block": 8})))[
         "whole_unit_groups"
     ]
-    assert not check(spec(head_dim=1024, dtype="float32"), 16, H200, good)["tensor_core_dtype"]
 
 
 def test_every_constraint_is_documented_and_every_documented_one_exists():
     names = {"not_listed_before"}
     for dtype in ("float32", "bfloat16"):
-        names |= set(kernel_config.constraints(spec(dtype=dtype), 1, H200))
+        for gpu in (H200, gpus.GPUS["t4"]):
+            names |= set(kernel_config.constraints(spec(dtype=dtype), 1, gpu))
     text = (Path(__file__).parents[1] / "docs" / "solver.md").read_text(encoding="utf-8")
     table = text.split("## Constraints")[1].split("\n## ")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == names

@@ -24,7 +24,7 @@ from flashrnn_deploy import gpus, kernel_config  # noqa: E402
 from flashrnn_deploy.cells import CELLS  # noqa: E402
 from flashrnn_deploy.op import RNNSpec  # noqa: E402
 
-SHAPES = ((1, 64), (12, 64), (1, 128), (6, 128), (1, 256), (3, 256), (1, 384), (1, 512), (1, 768))
+SHAPES = ((1, 64), (12, 64), (1, 128), (6, 128), (1, 256), (3, 256), (1, 384), (1, 512), (1, 768), (1, 1024))
 BATCHES = (1, 16)
 
 
