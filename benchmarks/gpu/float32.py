@@ -43,10 +43,14 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200", help="the device, as `solve` names it")
     parser.add_argument("--cells", nargs="*", default=list(CELLS), help="only these")
     parser.add_argument("--only-build", action="store_true")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    parser.add_argument("--head-dims", nargs="*", type=int, help="only these")
     options = parser.parse_args()
     layers = []
     for cell in options.cells:
         for heads, head_dim in SHAPES:
+            if options.head_dims and head_dim not in options.head_dims:
+                continue
             spec = RNNSpec(cell, heads, head_dim, dtype="float32", normalizer_floor=float(cell == "slstm"))
             layers += [(spec, batch, kernel(spec, batch, gpus.get(options.gpu))) for batch in BATCHES]
     rows: list[dict[str, Any]] = []
@@ -68,9 +72,10 @@ def main() -> int:
     )
     wrong = 0
     for spec, batch, row in layers:
-        line = kernels.measure(lib, spec, batch, ALTERNATING if row is None else rows.index(row))
+        index = ALTERNATING if row is None else rows.index(row)
+        line = kernels.measure(lib, spec, batch, index, not options.no_peers)
         predicted = kernel_config.solve(spec, batch, gpus.get(options.gpu)).predicted_step_us
-        peer, text = line["cudnn_same"], "-"
+        peer, text = line.get("cudnn_same"), "-"
         if peer is not None:
             ratio = peer / line["with_gemm_us"]
             text = f"{peer:.2f} ({ratio:.1f}x)" if ratio >= 1 else f"**{peer:.2f} ({ratio:.2f}x, a loss)**"

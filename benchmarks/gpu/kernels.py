@@ -42,7 +42,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def measure(lib: Library, spec: RNNSpec, B: int, row: int | None = None) -> dict[str, Any]:
+def measure(lib: Library, spec: RNNSpec, B: int, row: int | None = None, with_peers: bool = True) -> dict[str, Any]:
     """One line of the table: the kernel that the library chooses, or a given one."""
     case = Case(spec, STEPS, B, seed=1)
     given = tensors(case)
@@ -71,7 +71,7 @@ def measure(lib: Library, spec: RNNSpec, B: int, row: int | None = None) -> dict
         "us": median_us(lambda: lib.launch(call, row)),
         "with_gemm_us": median_us(with_gemm),
     }
-    return line | peers.measure(spec, B, STEPS, median_us)
+    return line | (peers.measure(spec, B, STEPS, median_us) if with_peers else {})
 
 
 def cases(lib: Library) -> list[tuple[RNNSpec, int]]:
@@ -104,6 +104,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the lines here")
     parser.add_argument("--cells", nargs="*", help="only these cells")
     parser.add_argument("--modes", nargs="*", help="only kernels of these modes; what they do not serve is left out")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     path = options.build / "libflashrnn_cuda_driver.so"
@@ -120,7 +121,7 @@ def main() -> int:
             continue
         if options.modes and not lib.serves(spec, options.modes):
             continue
-        lines.append(measure(lib, spec, B))
+        lines.append(measure(lib, spec, B, with_peers=not options.no_peers))
         print(show(lines[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(lines, indent=1))
