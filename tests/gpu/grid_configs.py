@@ -56,7 +56,7 @@ def _rows() -> list[dict[str, Any]]:
                 rows.append(row(cell, dtype, D, one, max_batch=1))
                 rows.append(row(cell, dtype, D, several, min_batch=2))
             if cell != "slstm":  # it has no clip
-                rows.append(row(cell, dtype, 2048, shapes[2048][1], clips=1))
+                rows.append(row(cell, dtype, max(shapes), shapes[max(shapes)][1], clips=1))
     return rows
 
 
