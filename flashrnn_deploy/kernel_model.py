@@ -232,7 +232,7 @@ class Model:
         issue = max(610, 100 * 8192 // gpu.tensor_macs)  # per m16n8k16 and sub-partition; 6.1 cycles on an H200
         units = tiling.group // 8
         activations = tiling.activations[spec.dtype == "float16"] * units
-        local, clustered = self._is(LOCAL), self._is(CLUSTER)
+        local, clustered, grid = self._is(LOCAL), self._is(CLUSTER), self._is(GRID)
 
         partitions = minimum(4, self.warps)
         products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16), partitions)
@@ -242,41 +242,34 @@ class Model:
         packed = Table(lambda bt, ub, wm: _packed(ub // (tiling.group * wm), bt), self.BT, self.UB, self.WM)
         split = Table(lambda bt, ub, wk: int(bt > 4 and 2 * ub <= tiling.group * wk), self.BT, self.UB, self.WK)
         groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // (1 + local * (packed - 1))
-        pointwise = groups * (self.columns - split * self._is(GRID)) * activations * 8 * cycle
-        # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits.
-        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * self.registers),
+        pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
+        # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
+        # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
+        # Compiled kernels take 16 registers fewer, or up to 42, than the estimate, which has to be an upper bound elsewhere.
+        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * (self.registers - 16)),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
-        places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
-        load = ceil_div(self.groups, places)
-        independent = self._is(LOCAL, CLUSTER)
-        neighbours = independent * (minimum(load, resident) - 1)  # blocks on the same SM
+        clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
+        heads = maximum(1, resident * gpu.sms * self.UB // self.D)
+        load = ceil_div(self.groups, clusters)
+        neighbours = (1 - grid) * (minimum(load, resident) - 1)  # blocks on the same SM
         sharing = 100 + neighbours * NEIGHBOUR_PERCENT
-        # The grid mode runs as many heads' tiles at once as the device has SMs for, one launch after the other.
-        at_once = Table(lambda d, ub: max(1, gpu.sms * ub // d), self.D, self.UB)
-        waves = 1 + independent * (ceil_div(load, resident) - 1) + self._is(GRID) * (ceil_div(self.groups, at_once) - 1)
+        waves = 1 + (1 - grid) * (ceil_div(load, resident) - 1) + grid * (ceil_div(self.groups, heads) - 1)
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
-        beyond = maximum(0, self.rows * self.UB // 8 - 8) * self.CL
-        crowd = ceil_div(minimum(self.groups, places), max(1, gpu.gpcs)) * self.CL * packets
         cluster_base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
-        grid_base = Table(
-            lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), self.D, self.UB, self.REP
-        )  # fmt: skip
-        exchange = clustered * (cluster_base + beyond * 75 + crowd * 15) + self._is(GRID) * (
-            grid_base + packets * self.WM * (16 * cycle) // 128  # each row warp polls all of h
-        )
-        in_registers = tensor * minimum(self.KR, self.KS) // self.KS
+        grid_base = Table(lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), self.D, self.UB, self.REP)
+        exchange = clustered * (cluster_base + packets * 220) + grid * (grid_base + packets * 3500 // (32 * self.WK))
         wide = local * minimum(1, self.PM * self.KS * tiling.tiles // 32) * 100 * cycle
-        fixed = 24 + 60 + tiling.latency
+        doublings = Table(lambda wk: wk.bit_length() - 1, self.WK)
         return waves, {
             "exchange of h between blocks": exchange,
-            "tensor cores": tensor * sharing // 100,
-            "reading R from shared memory": maximum(0, self.weight_bytes * cycle // 128 - in_registers),
-            "adding up the split of D": self.k_split * 90 * cycle,
+            "tensor cores": tensor * (100 + clustered * 30) // 100 * sharing // 100,
+            "reading R from shared memory": self.weight_bytes * 64 // 128,
+            "adding up the split of D": doublings * (clustered * 112 + grid * 30) * cycle,
             "special functions": pointwise * sharing // 100,
-            "latency of one step": (local * 103 + (1 - local) * 60 + fixed) * cycle,
+            "latency of one step": (local * 187 + clustered * 15 + grid * 144 + tiling.latency) * cycle,
             "feeding wx": local * 20 * cycle,
-            "two rows per lane": local * (self.columns - 1) * 110 * cycle,
+            "two rows per lane": (local + grid * (1 - split)) * (self.columns - 1) * 110 * cycle,
             "register pressure": wide,
             "accumulator sets": (self.SPL - 1) * 2 * cycle,
         }
