@@ -14,8 +14,8 @@ from flashrnn_deploy import __version__
 from flashrnn_deploy.commands import bench, engines, kernels, models
 from flashrnn_deploy.errors import FlashRNNError
 
-_EXTRAS = {"torch": "export", "onnxscript": "export", "onnxruntime": "export", "matplotlib": "export"}
-_EXTRAS |= {"tensorrt": "tensorrt", "pycuda": "tensorrt"}
+_CURES = dict.fromkeys(("torch", "onnxscript", "onnxruntime", "matplotlib"), '"flashrnn-deploy[export]"')
+_CURES |= {"tensorrt": '"flashrnn-deploy[tensorrt]"', "pycuda": "pycuda"}  # TensorRT-RTX needs no TensorRT
 
 
 class _Group(click.Group):
@@ -29,9 +29,9 @@ class _Group(click.Group):
             message = str(error)
         except ModuleNotFoundError as error:
             package = (error.name or "").split(".")[0]
-            if package not in _EXTRAS:
+            if package not in _CURES:
                 raise
-            message = f'this needs {package}, which is not installed: pip install "flashrnn-deploy[{_EXTRAS[package]}]"'
+            message = f"this needs {package}, which is not installed: pip install {_CURES[package]}"
         click.echo(f"error: {' '.join(message.split())}", err=True)
         ctx.exit(1)
 

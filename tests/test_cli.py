@@ -126,7 +126,11 @@ def test_quickstart(calls: list[Any]) -> None:
     [
         (FlashRNNError("first\n  second"), "error: first second\n"),
         (ModuleNotFoundError(name="torch"), 'torch, which is not installed: pip install "flashrnn-deploy[export]"'),
-        (ModuleNotFoundError(name="pycuda.driver"), 'pip install "flashrnn-deploy[tensorrt]"'),
+        (ModuleNotFoundError(name="tensorrt"), 'pip install "flashrnn-deploy[tensorrt]"'),
+        (
+            ModuleNotFoundError(name="pycuda.driver"),
+            "error: this needs pycuda, which is not installed: pip install pycuda\n",
+        ),
     ],
 )
 def test_mistakes_are_one_line(

@@ -43,7 +43,7 @@ def test_profiles(options: list[str], expected: dict[str, list[tuple[int, ...]]]
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("x", "write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64"),
+        ("x", "write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64"),  # its own axes, in their order
         ("x=1x1x64:2x2x64", "write it as"),
         ("x=1x-1x64", "write it as"),
         ("y=1", "has no such input or axis; its inputs are x float32[time, batch, 64]; h "),
@@ -73,3 +73,10 @@ def test_axes_without_names_follow_their_role() -> None:
     assert make_profiles(model, ["batch=2"])["h"].max == (1, 256, 8)
     models.set_metadata(model, "flashrnn.axes", {"h": {"time": None, "batch": 1}})
     assert make_profiles(model, ["batch=2"])["h"].max == (1, 2, 8)
+
+
+def test_no_tensor_is_larger_than_those_of_tensorrt() -> None:
+    """2^31 - 1 elements."""
+    assert make_profiles(TWO, ["time=1:1:33554431", "batch=1"])["x"].max == (33554431, 1, 64)
+    with pytest.raises(FlashRNNError, match=r"\[33554432, 1, 64\] of the input 'x' has 2147483648 elements"):
+        make_profiles(TWO, ["time=1:1:33554432", "batch=1"])

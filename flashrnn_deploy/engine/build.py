@@ -15,7 +15,7 @@ from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
 from flashrnn_deploy.engine.progress import make_monitor
-from flashrnn_deploy.engine.targets import find_device, set_targets
+from flashrnn_deploy.engine.targets import check_products, find_device, set_targets
 from flashrnn_deploy.engine.tool import build_with_tool, find_tool
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import final_path, load_model, new_file, new_files, printable
@@ -89,6 +89,7 @@ def build_engine(
         config = builder.create_builder_config()
         library = _flashrnn_library(plugins) if nodes else None
         targets = set_targets(trt, config, device, gpu, library)
+        check_products(trt, net, targets.get("targets", ()))
         if workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace * _MIB)
         if not tf32:

@@ -5,6 +5,7 @@ Axes of one name have one size; an axis without a name that runs over the batch 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ Range = tuple[int, int, int]
 
 RANGES: dict[str, Range] = {"time": (1, 100, 512), "batch": (1, 4, 16), "": (1, 16, 256)}
 """What a dynamic axis covers where the user says nothing, by what it runs over."""
+
+MAX_ELEMENTS = 2**31 - 1
+"""Of one tensor. Source: TensorRT's developer guide, "Layers and tensors": a tensor has fewer than 2^31 elements."""
 
 _SHAPE = re.compile(r"\d+(?:[xX,]\d+)*")
 
@@ -56,8 +60,8 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
             as ``1:100:512`` for an axis, by its name. One shape or size alone is all three.
 
     Raises:
-        FlashRNNError: an option cannot be read, names nothing, contradicts the model or another option; or an input
-            has no known rank.
+        FlashRNNError: an option cannot be read, names nothing, contradicts the model or another option; an input has
+            no known rank, or its largest shape is larger than any tensor of TensorRT.
     """
     inputs = {value.name: value_tensor(value) for value in free_inputs(model.graph)}
     dims, axes = _named_axes(model, inputs)
@@ -65,9 +69,7 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
         name, equals, text = option.rpartition("=")
         triple = text.split(":")
         if not equals or not name or len(triple) not in (1, 3) or not all(map(_SHAPE.fullmatch, triple)):
-            raise FlashRNNError(
-                f"--shapes {option}: write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64"
-            )
+            raise FlashRNNError(f"--shapes {option}: write it as NAME=MIN:OPT:MAX, for example {_example(dims, axes)}")
         shapes = [
             tuple(int(size) for size in re.split("[xX,]", part)) for part in triple * (1 if len(triple) == 3 else 3)
         ]
@@ -81,7 +83,21 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
                 f"--shapes {option}: the model has no such input or axis; its inputs are "
                 f"{'; '.join(describe(n, t) for n, t in inputs.items())}, its axes {', '.join(map(printable, named))}"
             )
-    return {name: _profile(keys, axes) for name, keys in dims.items()}
+    profiles = {name: _profile(keys, axes) for name, keys in dims.items()}
+    for name, profile in profiles.items():
+        if (elements := math.prod(profile.max)) > MAX_ELEMENTS:
+            raise FlashRNNError(
+                f"the largest shape {list(profile.max)} of the input '{printable(name)}' has {elements} elements, and "
+                f"a tensor of TensorRT at most {MAX_ELEMENTS}: give smaller sizes with --shapes"
+            )
+    return profiles
+
+
+def _example(dims: Mapping[str, Sequence[int | str]], axes: Mapping[str, _Axis]) -> str:
+    """An option that the model takes: the default of its first input."""
+    name, keys = next(iter(dims.items()), ("x", [1]))
+    profile = _profile(keys, axes)
+    return f"{printable(name)}=" + ":".join("x".join(map(str, s)) for s in (profile.min, profile.opt, profile.max))
 
 
 def _named_axes(

@@ -11,6 +11,7 @@ from typing import Any
 from flashrnn_deploy import gpus
 from flashrnn_deploy.engine import api
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import printable
 from flashrnn_deploy.info import library_info
 
 
@@ -71,6 +72,24 @@ def set_targets(
             raise FlashRNNError(f"{api.name(trt)} refuses the target {name}")
     here = device is not None and wanted is not None and device.compute_capability == wanted.compute_capability
     return {"compute_capability": targets[0] if here else None, "targets": targets}
+
+
+def check_products(trt: Any, network: Any, targets: Sequence[str]) -> None:
+    """TensorRT-RTX has no float32 products for Turing ("FP32 GEMM is not supported", 1.7.1).
+
+    Raises:
+        FlashRNNError: the network has one, and 7.5 is among the targets; the layer is named.
+    """
+    kinds = (trt.LayerType.MATRIX_MULTIPLY, trt.LayerType.CONVOLUTION, trt.LayerType.EINSUM)
+    if not api.is_rtx(trt) or "7.5" not in targets:
+        return
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type in kinds and layer.get_output(0).dtype == trt.float32:
+            raise FlashRNNError(
+                f"{api.name(trt)} has no float32 products for compute capability 7.5, and {printable(layer.name)} is "
+                "one: export the model with --dtype float16"
+            )
 
 
 def code_of(library: Path) -> list[str]:

@@ -21,6 +21,7 @@ using nvinfer1::OptProfileSelector;
 
 constexpr OptProfileSelector kSelectors[] = {OptProfileSelector::kMIN, OptProfileSelector::kOPT,
                                              OptProfileSelector::kMAX};
+constexpr std::int64_t kMaxElements = 0x7fffffff;  // of one tensor (TensorRT's developer guide)
 constexpr const char* kSelectorNames[] = {"min", "opt", "max"};
 
 // "1x1x64:100x4x64:512x16x64"; one shape alone is all three.
@@ -70,6 +71,14 @@ std::vector<Dims> profile_of(const std::string& input, const Dims& dims, const O
     const bool named = found != file.inputs.end() && axis < found->second.size() && !found->second[axis].empty();
     fail("axis ", axis, " of the input ", input, " ", text(dims), " has no size: give --shape ",
          named ? found->second[axis] + "=1:100:512" : input + "=MIN:OPT:MAX");
+  }
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shapes[2]) {
+    if (size > 0 && elements > kMaxElements / size) {
+      fail("the largest shape ", text(shapes[2]), " of the input ", input, " has more than ", kMaxElements,
+           " elements, and no tensor of TensorRT has: give a smaller --shape");
+    }
+    elements *= size;
   }
   return shapes;
 }
