@@ -245,7 +245,7 @@ class Model:
         pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
         # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
         # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
-        # Compiled kernels take 16 registers fewer, or up to 42, than the estimate, which has to be an upper bound elsewhere.
+        # Compiled kernels take 16 to 42 registers fewer than the estimate, which is an upper bound elsewhere.
         resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * (self.registers - 16)),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
         clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)

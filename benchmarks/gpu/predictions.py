@@ -4,8 +4,8 @@ python benchmarks/gpu/predictions.py                         builds the kernels 
 python benchmarks/gpu/predictions.py --only-build --gpu h200 builds them where there is no GPU
 
 Neither needs torch: the timing program of `build-plugins --autotune` compares each kernel with the alternating one on
-the same inputs, then takes the median of 15 launches between CUDA events. The alternating kernel is timed too. A row
-whose prediction is off by more than a quarter is marked with "!".
+the same inputs, then takes the median of 15 launches between CUDA events. A row whose prediction is off by more than a
+quarter is marked with "!". --alternating times the alternating kernel too, which takes longer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ ALTERNATING = ((1, 64), (1, 256), (1, 768), (1, 2048))
 """Shapes to time the alternating kernel for."""
 
 
-def work(cells: list[str], dtypes: list[str], count: int, gpu: GPU) -> list[Job]:
+def work(cells: list[str], dtypes: list[str], count: int, alternating: bool, gpu: GPU) -> list[Job]:
     """The best ``count`` configurations of each layer and batch, and for some the alternating mode."""
     jobs = []
     for cell, dtype, (heads, head_dim), batch in product(cells, dtypes, SHAPES, BATCHES):
         spec = RNNSpec(cell, heads, head_dim, dtype=dtype, normalizer_floor=float(cell == "slstm"))
         configs = [s.config for s in kernel_config.candidates(spec, batch, gpu, count)]
-        if (heads, head_dim) in ALTERNATING:
+        if alternating and (heads, head_dim) in ALTERNATING:
             configs.append(kernel_config.alternating(spec, batch, gpu).config)
         jobs.append(Job(spec, batch, tuple(dict.fromkeys(configs))))
     return jobs
@@ -70,12 +70,13 @@ def main() -> int:
     parser.add_argument("--cells", nargs="*", default=list(CELLS))
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16", "float16"])
     parser.add_argument("--count", type=int, default=1, help="configurations of each layer: 1 is the solver's choice")
+    parser.add_argument("--alternating", action="store_true")
     parser.add_argument("--only-build", action="store_true")
     parser.add_argument("--timer", type=Path, help="a timing program that was built with the same options")
     parser.add_argument("--json", type=Path, help="also write the lines here")
     options = parser.parse_args()
     gpu = gpus.get(options.gpu)
-    jobs = work(options.cells, options.dtypes, options.count, gpu)
+    jobs = work(options.cells, options.dtypes, options.count, options.alternating, gpu)
     lines = autotune.table(jobs, gpu)
     timer = options.timer or build(options.build.absolute(), lines, gpu)
     if options.only_build:
