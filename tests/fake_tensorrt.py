@@ -13,15 +13,17 @@ import json
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import pytest
 
 from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.engine.dtypes import _NAMES, numpy_dtype
 from flashrnn_deploy.shapes import dtype_name, value_tensor
+
+if TYPE_CHECKING:
+    import pytest
 
 _MAGIC = b"fake engine\n"
 
