@@ -58,3 +58,5 @@ def test_float32_has_constraints_of_its_own():
     }
     for name, change in changes.items():
         assert not check(layer, 16, H200, KernelConfig(**(vars(good) | change)))[name], name
+    three_units_a_lane = config("grid", 768, 24, 2, 8, 1, 24, PF=4)
+    assert not check(spec(head_dim=768, dtype="float32"), 16, H200, three_units_a_lane)["whole_slices"]
