@@ -79,13 +79,6 @@ FLASHRNN_INLINE V bound(V x, float clip) {
   return clip > 0.0f ? minimum(maximum(x, constant<V>(-clip)), constant<V>(clip)) : x;
 }
 
-// log(sigmoid(x)) = min(x, 0) - log1p(exp(-|x|)), stable at both ends.
-template <class Math, class V = typename Math::Value>
-FLASHRNN_INLINE V logsigmoid(V x) {
-  const V negative = minimum(x, constant<V>(0.0f));
-  return negative - Math::log1p(Math::exp(negative_magnitude(x)));
-}
-
 // In every step: x the input projection, rh = R h', b the biases, s the states, previous on entry and new on return.
 // s[0] is the hidden state h. The orders of gates, biases and states are those of op.h.
 
@@ -132,20 +125,24 @@ struct Elman {
 };
 
 // Beck et al., "xLSTM" (2024), equations 8 to 17, with the stabilizer m. Where n' is 0 (an empty state) m starts at the
-// input gate; the two clamps to 1 act only there, and keep inf * 0 away.
+// input gate.
 struct Slstm {
   static constexpr int G = 4, Gb = 4, S = 4;
 
   template <class Math, class V = typename Math::Value>
   static FLASHRNN_INLINE void step(const V (&x)[G], const V (&rh)[G], const V (&b)[Gb], V (&s)[S],
                                    const CellOptions& options) {
-    const V one = constant<V>(1.0f);
-    const V input = x[0] + rh[0] + b[0];
-    const V a = logsigmoid<Math>(x[1] + rh[1] + b[1]) + s[3];
-    const V m = s[2] == 0.0f ? input : maximum(input, a);
-    const V i = minimum(one, Math::exp(input - m));
-    const V f = minimum(one, Math::exp(a - m));
-    s[3] = m;
+    const V zero = constant<V>(0.0f), infinity = constant<V>(INFINITY);
+    const V input = x[0] + rh[0] + b[0], forget = x[1] + rh[1] + b[1];
+    // log(sigmoid(forget)) = min(forget, 0) - log1p(exp(-|forget|)), stable at both ends.
+    const V late = Math::log1p(Math::exp(negative_magnitude(forget))), early = minimum(forget, zero);
+    const auto empty = s[2] == 0.0f;
+    // Of the two gates divided by exp(m) one is 1, the other exp(-|d|). d follows from `late` by one subtraction: the
+    // rest of a step waits for it. The bounds are 0, or NaN where the equations have inf - inf.
+    const V d = early + (s[3] - input) - late;
+    const V f = Math::exp(minimum(d, s[3] < infinity ? zero : s[3] - s[3]));
+    const V i = Math::exp(empty ? input - input : minimum(-d, input < infinity ? zero : input - input));
+    s[3] = empty ? input : maximum(input, early - late + s[3]);
     s[1] = f * s[1] + i * Math::tanh(x[2] + rh[2] + b[2]);
     s[2] = maximum(f * s[2] + i, constant<V>(options.normalizer_floor));
     s[0] = Math::divide(Math::sigmoid(x[3] + rh[3] + b[3]) * s[1], s[2]);
