@@ -16,6 +16,10 @@ constexpr std::int64_t kMinChunkWork = 96 * 1024;
 
 constexpr std::size_t kMaxTasks = 256;  // handed to the pool: more than it has threads, little to run through in vain
 
+// Rows of states are an odd number of cache lines apart. A power of two would put all rows of a batch into a few sets
+// of the L1 cache: 0.7 to 0.9 of the product's speed.
+constexpr std::int64_t kLineFloats = 16;
+
 // How a call is cut up. A function of B and the spec, never of T: though no result depends on it.
 struct Plan {
   explicit Plan(const Params& p)
@@ -24,19 +28,21 @@ struct Plan {
         Gb(num_biases(p.cell)),
         S(num_states(p.cell)),
         blocks(static_cast<int>((p.D + isa.lanes - 1) / isa.lanes)),
-        stride(static_cast<std::ptrdiff_t>(blocks) * isa.lanes),
+        units(static_cast<std::int64_t>(blocks) * isa.lanes),
+        stride(((units + kLineFloats - 1) / kLineFloats | 1) * kLineFloats),
         rows(static_cast<int>(std::min<std::int64_t>(p.B, kMaxRows))),
         tiles(p.B == 0 ? 0 : (p.B + rows - 1) / rows) {
     const std::int64_t work = G * p.D * p.D * rows;
     chunks = static_cast<int>(std::clamp<std::int64_t>(work / kMinChunkWork, 1, std::min(blocks, kMaxChunks)));
   }
   std::int64_t recurrences(const Params& p) const { return p.N * p.H * tiles; }
-  std::int64_t packed_head(const Params& p) const { return stride * G * p.D; }  // elements
+  std::int64_t packed_head(const Params& p) const { return units * G * p.D; }  // elements
 
   const Isa& isa;
   std::int64_t G, Gb, S;
   int blocks;             // of `lanes` units
-  std::ptrdiff_t stride;  // units, padded to whole blocks
+  std::int64_t units;     // D, padded to whole blocks
+  std::ptrdiff_t stride;  // of a row of units
   int rows;               // of a full tile
   std::int64_t tiles;
   int chunks;
@@ -83,14 +89,15 @@ template <class Element>
 void pack_elements(const Params& p, const Plan& plan, void* packed) {
   const auto* r = static_cast<const Element*>(p.r);
   auto* out = static_cast<Element*>(packed);
-  const std::int64_t lanes = plan.isa.lanes;
+  const std::int64_t lanes = plan.isa.lanes, V = panel_vectors(static_cast<int>(plan.G), plan.isa.registers);
   for (std::int64_t head = 0; head < p.N * p.H; ++head) {
     const std::int64_t n = head / p.H, h = head % p.H;
-    for (std::int64_t unit = 0; unit < plan.stride; ++unit) {
+    for (std::int64_t unit = 0; unit < plan.units; ++unit) {
       Element* block = out + head * plan.packed_head(p) + unit / lanes * (p.D * plan.G * lanes) + unit % lanes;
       for (std::int64_t g = 0; g < plan.G; ++g) {
         const Element* from = r + (((n * plan.G + g) * p.H + h) * p.D + unit) * p.D;
-        for (std::int64_t k = 0; k < p.D; ++k) block[(k * plan.G + g) * lanes] = unit < p.D ? from[k] : Element{0};
+        Element* vector = block + (g / V * p.D * V + g % V) * lanes;
+        for (std::int64_t k = 0; k < p.D; ++k) vector[k * V * lanes] = unit < p.D ? from[k] : Element{0};
       }
     }
   }

@@ -145,6 +145,29 @@ FLASHRNN_SIMD void deinterleave(const F (&in)[G], F (&out)[G]) {
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// AVX2 shuffles two vectors in three instructions. Four gates are a transposition of 4 x 4 in each half of the vectors;
+// the lanes of one of three gates stand in eight different places, 3 l + g modulo 8: two blends and a permutation.
+FLASHRNN_SIMD void deinterleave(const F (&in)[4], F (&out)[4]) {
+  const __m256 a = _mm256_permute2f128_ps(in[0], in[2], 0x20), b = _mm256_permute2f128_ps(in[0], in[2], 0x31);
+  const __m256 c = _mm256_permute2f128_ps(in[1], in[3], 0x20), d = _mm256_permute2f128_ps(in[1], in[3], 0x31);
+  const auto ab01 = bits<__m256d>(_mm256_unpacklo_ps(a, b)), cd01 = bits<__m256d>(_mm256_unpacklo_ps(c, d));
+  const auto ab23 = bits<__m256d>(_mm256_unpackhi_ps(a, b)), cd23 = bits<__m256d>(_mm256_unpackhi_ps(c, d));
+  out[0] = bits<F>(_mm256_unpacklo_pd(ab01, cd01));
+  out[1] = bits<F>(_mm256_unpackhi_pd(ab01, cd01));
+  out[2] = bits<F>(_mm256_unpacklo_pd(ab23, cd23));
+  out[3] = bits<F>(_mm256_unpackhi_pd(ab23, cd23));
+}
+FLASHRNN_SIMD void deinterleave(const F (&in)[3], F (&out)[3]) {
+  const __m256 a = _mm256_blend_ps(_mm256_blend_ps(in[0], in[1], 0x92), in[2], 0x24);
+  const __m256 b = _mm256_blend_ps(_mm256_blend_ps(in[0], in[1], 0x24), in[2], 0x49);
+  const __m256 c = _mm256_blend_ps(_mm256_blend_ps(in[0], in[1], 0x49), in[2], 0x92);
+  out[0] = _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 3, 6, 1, 4, 7, 2, 5));
+  out[1] = _mm256_permutevar8x32_ps(b, _mm256_setr_epi32(1, 4, 7, 2, 5, 0, 3, 6));
+  out[2] = _mm256_permutevar8x32_ps(c, _mm256_setr_epi32(2, 5, 0, 3, 6, 1, 4, 7));
+}
+#endif
+
 struct Float32 {
   using Element = float;
   static FLASHRNN_SIMD F read(const Element* from) { return load<F>(from); }

@@ -5,111 +5,147 @@
 // the batch tile, nor the chunk of units, nor the number of threads changes a result.
 #include "step.h"
 
+#include <type_traits>
+
 #include "math.h"
 #include "simd.h"
 
 namespace flashrnn::cpu {
 namespace {
 
-// Two multiply_add per cycle with a latency of 4 need 8 independent chains: one row of a 4-gate cell takes two blocks.
-// Accumulators stay within 3/4 of the registers; the rest holds the weight and the broadcast h.
+// Two multiply_add per cycle with a latency of 4 need 8 independent chains. Accumulators take up to 3/4 of the
+// registers; the rest holds the weights of one k and a broadcast h.
+constexpr int kAccumulators = kRegisters * 3 / 4;
+
+template <int G>
+constexpr int kPanelVectors = panel_vectors(G, kRegisters);
+
+// An even number for one row: the pointwise part takes places in pairs.
 template <int G, bool one_row>
-constexpr int kBlocksPerTile = one_row ? (8 + G - 1) / G : (G == 1 ? 4 : 1);
-template <int G, int blocks>
-constexpr int kRowsPerTile =
-    blocks == kBlocksPerTile<G, true> ? 1 : kRegisters * 3 / 4 / (G * kBlocksPerTile<G, false>);
+constexpr int kBlocksPerTile = one_row ? 2 * ((8 + 2 * G - 1) / (2 * G)) : (G == 1 ? 4 : 1);
 
-// Bytes of packed R that one pass over k may take from L1 when several row tiles share them.
-constexpr int kPanelBytes = 32 * 1024;
+// k in one pass over a panel that several row tiles share: the panel and h of all rows stay in L1 (AVX2 8 + 8 KB of 32,
+// AVX-512 32 + 8 of 48). D = 512, AVX2: twice as many take 1.15 times as long.
+constexpr int kPassLength = 128;
 
-// R of a head beyond this is on its way to L2 one panel ahead, a few lines per k in every pass over the panel. At
-// D = 512, B = 16 0.87 times the speed without, 0.90 with all of it in the last pass; for an R that L2 holds 0.95.
+// R of a head beyond this is on its way to L2 one pass ahead. At D = 512, B = 16 with AVX-512 0.87 times the time
+// without; for an R that L2 holds 1.05.
 constexpr std::ptrdiff_t kPrefetchBytes = 2 << 20;
-constexpr int kPrefetchLines = 2, kLineBytes = 64;
+constexpr int kLineBytes = 64;
 
 // The part of R for one pass over k.
 template <class Element>
-struct Panel {
+struct Pass {
   const Element* r;
-  const char* next;      // what to prefetch meanwhile, or null
-  std::ptrdiff_t block;  // elements between unit blocks
+  std::ptrdiff_t panel;  // elements between panels
   int num_k;
+  const char* next;  // what to prefetch meanwhile
 };
 
 // Length of a chain of the sum over k. A single chain of D has twice the error at D = 100 (and fails the project's
 // tolerance); the additions of the chains cost 1/32 of the arithmetic.
 constexpr int kChain = 32;
 
-// acc[row][block][gate] += sum over k in [0, num_k) of h[row][k] r[block][k][gate].
-template <class T, int G, int blocks, int rows, bool prefetch>
-void multiply(const Panel<typename T::Element>& panel, const float* h, std::ptrdiff_t h_row, F* acc) {
-  for (int begin = 0; begin < panel.num_k; begin += kChain) {
-    const int end = begin + kChain < panel.num_k ? begin + kChain : panel.num_k;
-    F sum[rows][blocks][G] = {};
-    for (int k = begin; k < end; ++k) {
-      if constexpr (prefetch) {
+// sum[panel][row][v] += h[row] r[panel][v] at one k, or = where it is the first.
+template <class T, int V, int panels, int rows, bool first>
+FLASHRNN_SIMD void add_product(const typename T::Element* r, std::ptrdiff_t panel, const float* h, std::ptrdiff_t h_row,
+                               F (&sum)[panels][rows][V]) {
+  F weight[panels][V];
 #pragma GCC unroll 32
-        for (int i = 0; i < kPrefetchLines; ++i) {
-          __builtin_prefetch(panel.next + (k * kPrefetchLines + i) * kLineBytes, 0, 2);
-        }
-      }
-      F hk[rows];
+  for (int i = 0; i < panels * V; ++i) weight[i / V][i % V] = T::read(r + i / V * panel + i % V * kLanes);
 #pragma GCC unroll 32
-      for (int row = 0; row < rows; ++row) hk[row] = broadcast(h[row * h_row + k]);
+  for (int row = 0; row < rows; ++row) {
+    const F hk = broadcast(h[row * h_row]);
 #pragma GCC unroll 32
-      for (int block = 0; block < blocks; ++block) {
-#pragma GCC unroll 32
-        for (int g = 0; g < G; ++g) {
-          const std::ptrdiff_t at = block * panel.block + (std::ptrdiff_t{k} * G + g) * kLanes;
-          const F weight = T::read(panel.r + at);
-#pragma GCC unroll 32
-          for (int row = 0; row < rows; ++row) sum[row][block][g] = multiply_add(hk[row], weight, sum[row][block][g]);
-        }
-      }
+    for (int i = 0; i < panels * V; ++i) {
+      F& to = sum[i / V][row][i % V];
+      to = first ? hk * weight[i / V][i % V] : multiply_add(hk, weight[i / V][i % V], to);
     }
-#pragma GCC unroll 32
-    for (int i = 0; i < rows * blocks * G; ++i) acc[i] += sum[i / (blocks * G)][i / G % blocks][i % G];
   }
 }
 
-template <class T, int G, int blocks, int max_rows>
-FLASHRNN_SIMD void multiply_rows(int rows, const Panel<typename T::Element>& panel, const float* h,
-                                 std::ptrdiff_t h_row, F* acc) {
+// acc[panel][row][v] += sum over k in [0, num_k) of h[row][k] r[panel][k][v], while `lines` lines per k are prefetched.
+// Written for few instructions: a neighbour on the core's other hardware thread leaves three a cycle.
+template <class T, int V, int panels, int rows, int lines>
+void multiply(Pass<typename T::Element> pass, const float* h, std::ptrdiff_t h_row, F* acc, std::ptrdiff_t acc_panel) {
+  const float* const end = h + pass.num_k;
+  while (h != end) {
+    const float* const chain_end = end - h > kChain ? h + kChain : end;
+    F sum[panels][rows][V];
+    add_product<T, V, panels, rows, true>(pass.r, pass.panel, h, h_row, sum);
+    for (++h, pass.r += V * kLanes; h != chain_end; ++h, pass.r += V * kLanes) {
+#pragma GCC unroll 32
+      for (int i = 0; i < lines; ++i) __builtin_prefetch(pass.next + i * kLineBytes, 0, 2);
+      pass.next += lines * kLineBytes;
+      add_product<T, V, panels, rows, false>(pass.r, pass.panel, h, h_row, sum);
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < panels * rows * V; ++i) {
+      const int panel = i / (rows * V), at = i % (rows * V);
+      acc[panel * acc_panel + at] += sum[panel][at / V][at % V];
+    }
+  }
+}
+
+template <class T, int V, int panels, int lines, int max_rows>
+FLASHRNN_SIMD void multiply_rows(int rows, const Pass<typename T::Element>& pass, const float* h, std::ptrdiff_t h_row,
+                                 F* acc, std::ptrdiff_t acc_panel) {
   if (rows == max_rows) {
-    if (panel.next != nullptr) {
-      multiply<T, G, blocks, max_rows, true>(panel, h, h_row, acc);
+    if (lines > 0 && pass.next != nullptr) {
+      multiply<T, V, panels, max_rows, lines>(pass, h, h_row, acc, acc_panel);
     } else {
-      multiply<T, G, blocks, max_rows, false>(panel, h, h_row, acc);
+      multiply<T, V, panels, max_rows, 0>(pass, h, h_row, acc, acc_panel);
     }
   } else if constexpr (max_rows > 1) {
-    multiply_rows<T, G, blocks, max_rows - 1>(rows, panel, h, h_row, acc);
+    multiply_rows<T, V, panels, lines, max_rows - 1>(rows, pass, h, h_row, acc, acc_panel);
   }
 }
 
-// acc[row][block][gate] = (R h')[row, block, gate] for `blocks` neighbouring unit blocks from `block` on.
+// recurrent_product with `panels` of the tile's panels in each pass.
+template <class T, int G, int blocks, int panels>
+void multiply_panels(const Recurrence& rec, const float* h, int block, int next_block, F* acc) {
+  using Element = typename T::Element;
+  constexpr int V = kPanelVectors<G>, most = kAccumulators / (panels * V);
+  constexpr int tile_rows = most < kMaxRows ? most : kMaxRows, max_tiles = (kMaxRows + tile_rows - 1) / tile_rows;
+  // The lines of the next pass are spread over the row tiles, as evenly as whole numbers per k can; the last ones take
+  // them if there are fewer than tiles.
+  constexpr int pass_lines = (panels * V * kLanes * int{sizeof(Element)} + kLineBytes - 1) / kLineBytes;
+  constexpr int lines = max_tiles == 1 ? 0 : (pass_lines + max_tiles - 1) / max_tiles;
+  constexpr int tiles_ahead = lines == 0 ? 0 : (pass_lines + lines - 1) / lines;
+
+  const std::ptrdiff_t r_panel = std::ptrdiff_t{rec.D} * V * kLanes, r_block = r_panel * (G / V);
+  const Element* r = static_cast<const Element*>(rec.r);
+  const int tiles = (rec.rows + tile_rows - 1) / tile_rows, pass_k = tiles == 1 ? rec.D : kPassLength;
+  const bool ahead = tiles > 1 && rec.D / kLanes * r_block * std::ptrdiff_t{sizeof(Element)} > kPrefetchBytes;
+  for (int panel = 0; panel < blocks * G / V; panel += panels) {
+    for (int k = 0; k < rec.D; k += pass_k) {
+      const Element* here = r + block * r_block + panel * r_panel + std::ptrdiff_t{k} * V * kLanes;
+      const bool last_k = rec.D - k <= pass_k, last = last_k && panel + panels == blocks * G / V;
+      Pass<Element> pass{here, r_panel, last_k ? rec.D - k : pass_k, nullptr};
+      const char* next = reinterpret_cast<const char*>(last ? r + next_block * r_block : here + pass_k * V * kLanes);
+      for (int tile = 0; tile < tiles; ++tile) {  // of equal height, give or take one row
+        const int row = rec.rows * tile / tiles, rows = rec.rows * (tile + 1) / tiles - row;
+        if (ahead && tile >= tiles - tiles_ahead) {
+          pass.next = next;
+          next += pass.num_k * lines * kLineBytes;
+        }
+        multiply_rows<T, V, panels, lines, tile_rows>(rows, pass, h + row * rec.stride + k, rec.stride,
+                                                      acc + (panel * rec.rows + row) * V, rec.rows * V);
+      }
+    }
+  }
+}
+
+// acc[panel][row][v] = (R h')[row, panel, v] for `blocks` neighbouring unit blocks from `block` on. Few rows
+// multiply all panels at once, to have chains enough.
 template <class T, int G, int blocks>
 void recurrent_product(const Recurrence& rec, const float* h, int block, int next_block, F* acc) {
-  using Element = typename T::Element;
-  constexpr int tile_rows = kRowsPerTile<G, blocks>;
-  const std::ptrdiff_t r_block = std::ptrdiff_t{rec.D} * G * kLanes;
-  const Element* r = static_cast<const Element*>(rec.r);
+  constexpr int panels = blocks * G / kPanelVectors<G>, few_rows = kAccumulators / (blocks * G);
   for (int i = 0; i < rec.rows * blocks * G; ++i) acc[i] = F{};
-  const int tiles = (rec.rows + tile_rows - 1) / tile_rows;
-  const int panel_k = tiles == 1 ? rec.D : kPanelBytes / int{blocks * G * kLanes * sizeof(Element)} / kChain * kChain;
-  const bool ahead = tiles > 1 && G * rec.D * rec.stride * std::ptrdiff_t{sizeof(Element)} > kPrefetchBytes;
-  for (int k = 0; k < rec.D; k += panel_k) {
-    const Element* here = r + block * r_block + std::ptrdiff_t{k} * G * kLanes;
-    const bool last = rec.D - k <= panel_k;
-    Panel<Element> panel{here, nullptr, r_block, last ? rec.D - k : panel_k};
-    if (ahead) {
-      const Element* next = last ? r + next_block * r_block : here + std::ptrdiff_t{panel_k} * G * kLanes;
-      panel.next = reinterpret_cast<const char*>(next);
-    }
-    for (int tile = 0; tile < tiles; ++tile) {  // of equal height, give or take one row
-      const int row = rec.rows * tile / tiles, rows = rec.rows * (tile + 1) / tiles - row;
-      multiply_rows<T, G, blocks, tile_rows>(rows, panel, h + row * rec.stride + k, rec.stride, acc + row * blocks * G);
-      if (ahead) panel.next += panel.num_k * kPrefetchLines * kLineBytes;
-    }
+  if (G == 1 || rec.rows <= few_rows) {
+    multiply_panels<T, G, blocks, panels>(rec, h, block, next_block, acc);
+  } else {
+    multiply_panels<T, G, blocks, G == 1 ? panels : 1>(rec, h, block, next_block, acc);
   }
 }
 
@@ -143,7 +179,7 @@ FLASHRNN_SIMD void read_gates(const Element* from, int units, F (&x)[G]) {
   }
   F in[G];
   for (int g = 0; g < G; ++g) in[g] = T::read(from + g * kLanes);
-  deinterleave<G>(in, x);
+  deinterleave(in, x);
 }
 
 template <class T, class Element = typename T::Element>
@@ -157,30 +193,80 @@ FLASHRNN_SIMD void write_units(Element* to, int units, F x) {
   }
 }
 
-// The pointwise part of one row and unit block: new states, the next h and y.
-template <class Cell, class T>
-FLASHRNN_SIMD void advance(const Recurrence& rec, std::int64_t time, int row, int block, const float* h, float* next_h,
-                           const F* acc) {
+// One unit block of one row.
+template <class T>
+struct Place {
   using Element = typename T::Element;
-  constexpr int G = Cell::G;
-  const int unit = block * kLanes, units = rec.D - unit < kLanes ? rec.D - unit : kLanes;
-  const std::ptrdiff_t at = row * rec.stride + unit;
-  F result{};
-  if (time < rec.lengths[row]) {
-    F x[G], rh[G], b[Cell::Gb], state[Cell::S];
-    const Element* wx = static_cast<const Element*>(rec.wx) + time * rec.wx_time + row * rec.wx_row + unit * G;
-    read_gates<G, T>(wx, units, x);
-    for (int g = 0; g < G; ++g) rh[g] = acc[g];
-    for (int g = 0; g < Cell::Gb; ++g) b[g] = load<F>(rec.b + g * rec.stride + unit);
-    for (int s = 0; s < Cell::S; ++s) state[s] = load<F>(rec.states + s * rec.rows * rec.stride + at);
-    Cell::template step<VectorMath>(x, rh, b, state, rec.options);
-    for (int s = 0; s < Cell::S; ++s) store(rec.states + s * rec.rows * rec.stride + at, state[s]);
-    result = state[0];
-    store(next_h + at, T::round(result));
+  Place(const Recurrence& rec, std::int64_t time, int row, int block, int G, const F* product)
+      : wx(static_cast<const Element*>(rec.wx) + time * rec.wx_time + row * rec.wx_row + block * kLanes * G),
+        y(static_cast<Element*>(rec.y) + time * rec.y_time + row * rec.y_row + block * kLanes),
+        rh(product),
+        unit(block * kLanes),
+        units(rec.D - unit < kLanes ? rec.D - unit : kLanes),
+        at(row * rec.stride + unit),
+        active(time < rec.lengths[row]) {}
+
+  const Element* wx;
+  Element* y;
+  const F* rh;        // [panel][rec.rows][V]
+  int unit, units;    // the first, and how many exist
+  std::ptrdiff_t at;  // in h and in each of the states
+  bool active;
+};
+
+// Cell::step of two places. The sLSTM chooses with ?:, which pairs cannot.
+template <class Cell, int G = Cell::G, int Gb = Cell::Gb, int S = Cell::S>
+FLASHRNN_SIMD void step_both(const F (&x)[2][G], const F (&rh)[2][G], const F (&b)[2][Gb], F (&state)[2][S],
+                             const CellOptions& options) {
+  if constexpr (std::is_same_v<Cell, Slstm>) {
+    for (int i = 0; i < 2; ++i) Cell::template step<VectorMath<F>>(x[i], rh[i], b[i], state[i], options);
   } else {
-    store(next_h + at, load<F>(h + at));
+    FF xs[G], rhs[G], bs[Gb], states[S];
+    for (int g = 0; g < G; ++g) xs[g] = {x[0][g], x[1][g]};
+    for (int g = 0; g < G; ++g) rhs[g] = {rh[0][g], rh[1][g]};
+    for (int g = 0; g < Gb; ++g) bs[g] = {b[0][g], b[1][g]};
+    for (int s = 0; s < S; ++s) states[s] = {state[0][s], state[1][s]};
+    Cell::template step<VectorMath<FF>>(xs, rhs, bs, states, options);
+    for (int s = 0; s < S; ++s) state[0][s] = states[s].a, state[1][s] = states[s].b;
   }
-  write_units<T>(static_cast<Element*>(rec.y) + time * rec.y_time + row * rec.y_row + unit, units, result);
+}
+
+// What Cell::step takes of one place.
+template <class Cell, class T>
+FLASHRNN_SIMD void read_place(const Recurrence& rec, const Place<T>& place, F (&x)[Cell::G], F (&rh)[Cell::G],
+                              F (&b)[Cell::Gb], F (&state)[Cell::S]) {
+  read_gates<Cell::G, T>(place.wx, place.units, x);
+  constexpr int V = kPanelVectors<Cell::G>;
+  for (int g = 0; g < Cell::G; ++g) rh[g] = place.rh[g / V * rec.rows * V + g % V];
+  for (int g = 0; g < Cell::Gb; ++g) b[g] = load<F>(rec.b + g * rec.stride + place.unit);
+  for (int s = 0; s < Cell::S; ++s) state[s] = load<F>(rec.states + s * rec.rows * rec.stride + place.at);
+}
+
+// New states, the next h and y. Behind the end of a row the states stay and y is 0.
+template <class Cell, class T>
+FLASHRNN_SIMD void write_place(const Recurrence& rec, const Place<T>& place, const F (&state)[Cell::S], const float* h,
+                               float* next_h) {
+  F y{};
+  if (place.active) {
+    for (int s = 0; s < Cell::S; ++s) store(rec.states + s * rec.rows * rec.stride + place.at, state[s]);
+    y = state[0];
+    store(next_h + place.at, T::round(y));
+  } else {
+    store(next_h + place.at, load<F>(h + place.at));
+  }
+  write_units<T>(place.y, place.units, y);
+}
+
+// The pointwise part of two places, which may be the same one.
+template <class Cell, class T>
+FLASHRNN_SIMD void advance(const Recurrence& rec, const Place<T>& one, const Place<T>& other, const float* h,
+                           float* next_h) {
+  F x[2][Cell::G], rh[2][Cell::G], b[2][Cell::Gb], state[2][Cell::S];
+  read_place<Cell>(rec, one, x[0], rh[0], b[0], state[0]);
+  read_place<Cell>(rec, other, x[1], rh[1], b[1], state[1]);
+  step_both<Cell>(x, rh, b, state, rec.options);
+  write_place<Cell>(rec, one, state[0], h, next_h);
+  write_place<Cell>(rec, other, state[1], h, next_h);
 }
 
 template <class Cell, class T, int blocks>
@@ -192,10 +278,15 @@ void step_tile(const Recurrence& rec, std::int64_t step, std::int64_t time, bool
     prefetch_tile<Cell, T, blocks>(rec, time, block);
     recurrent_product<T, Cell::G, blocks>(rec, h, block, next_block, acc);
   }
-  for (int row = 0; row < rec.rows; ++row) {
-    for (int i = 0; i < blocks; ++i) {
-      advance<Cell, T>(rec, time, row, block + i, h, next_h, acc + (row * blocks + i) * Cell::G);
-    }
+  const Recurrence here = rec;  // which no store below can alias: its fields stay in registers
+  const auto place = [&](int i) {
+    const int row = i / blocks, at = i % blocks;
+    return Place<T>(here, time, row, block + at, Cell::G,
+                    acc + at * Cell::G * here.rows + row * kPanelVectors<Cell::G>);
+  };
+  const int places = here.rows * blocks;
+  for (int i = 0; i < places; i += 2) {
+    advance<Cell>(here, place(i), place(i + 1 < places ? i + 1 : i), h, next_h);
   }
 }
 
@@ -241,6 +332,7 @@ void round_h(const Recurrence& rec) {
 const Isa FLASHRNN_ISA = {
     FLASHRNN_ISA_NAME,
     kLanes,
+    kRegisters,
     {FLASHRNN_STEPS(Lstm), FLASHRNN_STEPS(Gru), FLASHRNN_STEPS(Elman), FLASHRNN_STEPS(Slstm)},
     {round_h<Float32>, round_h<Float16>, round_h<Bfloat16>},
 };

@@ -14,13 +14,13 @@ namespace flashrnn::cpu {
 inline constexpr int kMaxRows = 16;
 
 // A recurrence is one direction and one head over a tile of at most kMaxRows batch rows: nothing it reads at step s is
-// written by another one. Units come in blocks of Isa::lanes; `stride` is D rounded up to whole blocks.
+// written by another one. Units come in blocks of Isa::lanes; `stride` is that of a row of them.
 struct Recurrence {
   const void* wx;                  // row 0, time 0, unit 0, gate 0 of this direction and head
   std::ptrdiff_t wx_time, wx_row;  // in elements
   void* y;
   std::ptrdiff_t y_time, y_row;
-  const void* r;                // packed: [block][D][G][lanes], units behind D are 0
+  const void* r;                // packed: [block][panel][D][V][lanes], units behind D are 0
   const float* b;               // [Gb][stride]
   float* h[2];                  // [rows][stride], rounded to r's dtype; step s reads h[s % 2] and writes the other
   float* states;                // [S][rows][stride], not rounded
@@ -35,9 +35,14 @@ struct Recurrence {
 // Step `step` (0 is the first to run, whatever the direction) of the unit blocks [first_block, last_block).
 using Step = void (*)(const Recurrence&, std::int64_t step, int first_block, int last_block);
 
+// V: how many of the G vectors of a unit block stand together in packed R. With 16 registers, accumulators of 6 rows x
+// 2 vectors or 4 x 3 leave room for the weights of one k and a broadcast h. 3 x 4 do so too, but cut 16 rows into 6
+// tiles of which two have not chains enough.
+constexpr int panel_vectors(int G, int registers) { return G == 4 && registers < 32 ? 2 : G; }
+
 struct Isa {
   const char* name;
-  int lanes;
+  int lanes, registers;
   Step step[4][3];                        // [Cell][DType]
   void (*round_h[3])(const Recurrence&);  // [DType]: h[0] from the state h
 };
