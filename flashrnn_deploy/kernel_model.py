@@ -20,6 +20,7 @@ documented tensor rate and are estimates. Nothing here needs a GPU.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashrnn_deploy import fma_model
@@ -37,7 +38,7 @@ from flashrnn_deploy.expressions import (
     wrap,
 )
 from flashrnn_deploy.gpus import GPU
-from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL, grid_exchange_ns
+from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.solver import Problem
 
@@ -60,7 +61,9 @@ class Tiling:
 
 TILINGS = {
     "lstm": Tiling(8, 2, (5, 10)),
-    "gru": Tiling(16, 3, (3, 6), kept_registers=4),  # wx_n stays apart: r multiplies the recurrent part alone
+    "gru": Tiling(
+        16, 3, (3, 6), latency=-35, kept_registers=4
+    ),  # wx_n stays apart: r multiplies the recurrent part alone
     "elman": Tiling(16, 1, (1, 2), latency=-40),  # one activation behind the product where the LSTM has two
     # logsigmoid by ex2 and lg2, two ex2, tanh, sigmoid, rcp. Measured: 20 to 50 ns more than the LSTM.
     "slstm": Tiling(8, 2, (7, 9), latency=40),
@@ -245,8 +248,9 @@ class Model:
         pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
         # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
         # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
-        # Compiled kernels take 16 to 42 registers fewer than the estimate, which is an upper bound elsewhere.
-        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * (self.registers - 16)),
+        # Compiled kernels of the first two take 16 to 42 registers fewer than the estimate, those of the grid none.
+        registers = self.registers - 16 * (1 - grid)
+        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * registers),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
         clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
         heads = maximum(1, resident * gpu.sms * self.UB // self.D)
@@ -257,19 +261,22 @@ class Model:
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         cluster_base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
-        grid_base = Table(lambda d, ub, rep: round(grid_exchange_ns(-(-d // ub), rep) * 198), self.D, self.UB, self.REP)
-        exchange = clustered * (cluster_base + packets * 220) + grid * (grid_base + packets * 3500 // (32 * self.WK))
+        grid_base = Table(lambda d, ub, rep: _grid_exchange(-(-d // ub), rep), self.D, self.UB, self.REP)
+        polled = packets * 30 * cycle // (32 * self.WK)  # each lane's packets
+        exchange = clustered * (cluster_base + packets * 220) + grid * (grid_base + polled)
         wide = local * minimum(1, self.PM * self.KS * tiling.tiles // 32) * 100 * cycle
         doublings = Table(lambda wk: wk.bit_length() - 1, self.WK)
+        m_tiles = (self.UB // tiling.group) * tiling.tiles
+        latency = local * (187 + 4 * maximum(0, self.WM - 4)) + clustered * 15 + grid * 144 + tiling.latency
         return waves, {
             "exchange of h between blocks": exchange,
-            "tensor cores": tensor * (100 + clustered * 30) // 100 * sharing // 100,
-            "reading R from shared memory": self.weight_bytes * 64 // 128,
-            "adding up the split of D": doublings * (clustered * 112 + grid * 30) * cycle,
+            "tensor cores": tensor * (local * 100 + clustered * 130 + grid * 46) // 100 * sharing // 100,
+            "reading R from shared memory": self.weight_bytes * (clustered * 64 + grid * 87) // 128,
+            "adding up the split of D": doublings * clustered * 112 * cycle,
             "special functions": pointwise * sharing // 100,
-            "latency of one step": (local * 187 + clustered * 15 + grid * 144 + tiling.latency) * cycle,
+            "latency of one step": latency * cycle,
             "feeding wx": local * 20 * cycle,
-            "two rows per lane": (local + grid * (1 - split)) * (self.columns - 1) * 110 * cycle,
+            "two rows per lane": (self.columns - 1) * (local * 110 + clustered * 90 + grid * m_tiles * 36) * cycle,
             "register pressure": wide,
             "accumulator sets": (self.SPL - 1) * 2 * cycle,
         }
@@ -284,6 +291,11 @@ class Model:
         arithmetic = spec.macs_per_step * self.batch / (gpu.sms * macs * gpu.clock_mhz / 1000) / 0.5
         slower = "reading R from memory" if memory > arithmetic else "arithmetic"
         return {"launching kernels": round(ALTERNATING_NS * per_ns), slower: round(max(memory, arithmetic) * per_ns)}
+
+
+def _grid_exchange(blocks: int, replicas: int) -> int:
+    """Exchange of h through L2 in the kernels on tensor cores, hundredths of a cycle of an H200."""
+    return round(100 * (1550 + 58 * math.sqrt(max(16, blocks / math.sqrt(replicas)))))
 
 
 def _packed(groups: int, batch_tile: int) -> int:
