@@ -5,9 +5,9 @@ add the slices up and leave each (unit, batch) pair with S / (units BT) lanes, w
 warps than the registers need are a loss. TF32, which the tensor cores offer, keeps 10 bits of mantissa and misses the
 tolerance. In the grid mode D is split over all lanes of a warp, which has UB / WM units.
 
-Costs are in cycles of an H200, fitted to 110 measured kernels of the four cells (head_dims 64 to 512, clusters of 1 to
-16, batch tiles 1 to 4): the worst is off by 9 %, the mean by 3 %. The grid mode, fitted to 14 kernels more, is off by up
-to 15 %.
+Costs are in cycles of an H200, fitted to 110 measured kernels of the four cells (head_dims 64 to 512, clusters of 1
+to 16, batch tiles 1 to 4): the worst is off by 9 %, the mean by 3 %. The grid mode, fitted to 14 kernels more, is off
+by up to 15 %.
 """
 
 from __future__ import annotations
