@@ -248,8 +248,9 @@ class Model:
         pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
         # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
         # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
-        # Compiled kernels of the first two take 16 to 42 registers fewer than the estimate, those of the grid none.
-        registers = self.registers - 16 * (1 - grid)
+        # Compiled kernels of the first two take 16 to 42 registers fewer than the estimate, those of the grid up to 10
+        # more; a head that does not fit beside the others is a launch of its own, so it is better to be careful.
+        registers = minimum(255, self.registers - 16 + 28 * grid)
         resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * registers),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
         clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
