@@ -242,7 +242,7 @@ class Model:
         chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
         tensor = products * maximum(issue, 24 * cycle // chains)
         # Lanes without a row take other groups (local), warps without a group the other column (grid).
-        packed = Table(lambda bt, ub, wm: _packed(ub // (tiling.group * wm), bt), self.BT, self.UB, self.WM)
+        packed = Table(lambda bt, ub, wm: packed_groups(ub // (tiling.group * wm), bt), self.BT, self.UB, self.WM)
         split = Table(lambda bt, ub, wk: int(bt > 4 and 2 * ub <= tiling.group * wk), self.BT, self.UB, self.WK)
         groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // (1 + local * (packed - 1))
         pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
@@ -299,7 +299,7 @@ def _grid_exchange(blocks: int, replicas: int) -> int:
     return round(100 * (1550 + 58 * math.sqrt(max(16, blocks / math.sqrt(replicas)))))
 
 
-def _packed(groups: int, batch_tile: int) -> int:
+def packed_groups(groups: int, batch_tile: int) -> int:
     """``packed_groups`` of plugins/kernels/cuda/config.h."""
     packed = 4 // batch_tile if batch_tile <= 4 else 1
     while groups % packed:

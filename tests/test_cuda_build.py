@@ -25,7 +25,7 @@ import grid_configs  # noqa: E402
 import library  # noqa: E402
 from tensorrt_packages import headers_folder  # noqa: E402
 
-from flashrnn_deploy import gpus, kernel_config  # noqa: E402
+from flashrnn_deploy import fma_model, gpus, kernel_config, kernel_model, modes  # noqa: E402
 from flashrnn_deploy.cells import CELLS  # noqa: E402
 from flashrnn_deploy.kernel_config import KernelConfig  # noqa: E402
 from flashrnn_deploy.op import RNNSpec  # noqa: E402
@@ -66,6 +66,17 @@ def assert_no_spills(log: str, kernels: int) -> None:
 def test_line_fields_are_those_of_kernel_config() -> None:
     own = ("cell", "dtype", "compute_capability", "min_batch", "max_batch", "clips")
     assert (*own, *KernelConfig.__dataclass_fields__) == library.FIELDS
+
+
+def test_the_solver_counts_lanes_as_config_h_does(tmp_path: Path) -> None:
+    cases = [(groups, rows) for groups in range(1, 17) for rows in (1, 2, 4, 8)]
+    asserts = [f"static_assert(packed_groups({g}, {b}) == {kernel_model.packed_groups(g, b)});" for g, b in cases]
+    for cell in CELLS.values():
+        units = fma_model.units_per_lane(cell.num_gates, modes.CLUSTER, 32, 4)
+        asserts.append(f"static_assert(fma_units({cell.num_gates}) == {units});")
+    source = tmp_path / "counts.cc"
+    source.write_text("\n".join(['#include "config.h"', "using namespace flashrnn::cuda;", *asserts, ""]))
+    run("c++", "-std=c++17", f"-I{KERNELS}", "-fsyntax-only", source)
 
 
 def test_every_cell_and_mode_has_a_tested_kernel() -> None:
