@@ -49,8 +49,7 @@ class Solution:
         config: what code generation needs.
         gpu: name of the device it was chosen for.
         predicted_step_us: microseconds per time step, launch not included.
-        estimate: False only for what the model was measured on: H200, on-chip modes, float32, or bfloat16 with
-            an LSTM or sLSTM.
+        estimate: False only for what the model was measured on: an H200, on-chip modes.
         breakdown_us: the parts of ``predicted_step_us`` by cause; parts of 0 are left out.
         sizes: blocks, threads, registers, and bytes per block; all 0 in the alternating mode.
         candidates: assignments in the product of the domains.
@@ -151,17 +150,14 @@ def _solution(model: Model, result: Result) -> Solution:
 
 
 def _describe(model: Model, config: KernelConfig) -> Solution:
-    spec, gpu, point = model.spec, model.gpu, model.problem.point(config.values())
+    gpu, point = model.gpu, model.problem.point(config.values())
     cycles = {cause: term.bounds(point)[0] / 100 for cause, term in model.terms.items()}
     breakdown = {cause: round(value / gpu.clock_mhz, 4) for cause, value in cycles.items() if value}
-    measured = gpu.measured and (
-        spec.dtype == "float32" or (spec.dtype == "bfloat16" and spec.cell in ("lstm", "slstm"))
-    )
     return Solution(
         config=config,
         gpu=gpu.name,
         predicted_step_us=round(sum(cycles.values()) / gpu.clock_mhz, 4),
-        estimate=not measured or config.mode == "alternating",
+        estimate=not gpu.measured or config.mode == "alternating",
         breakdown_us=breakdown,
         sizes={name: size.bounds(point)[0] for name, size in model.sizes.items()},
     )
