@@ -123,6 +123,10 @@ class Model:
         """1 in these modes, else 0."""
         return Table(lambda m: int(m in modes), self.mode)
 
+    def _by_mode(self, local: int, cluster: int, grid: int) -> Expr:
+        """A number for each on-chip mode, 0 in the alternating one."""
+        return Table(lambda m: {LOCAL: local, CLUSTER: cluster, GRID: grid}.get(m, 0), self.mode)
+
     def _size(self) -> None:
         """Everything that follows from the variables; kernels use the same formulas."""
         self.rows = self.BT
@@ -235,51 +239,56 @@ class Model:
         issue = max(610, 100 * 8192 // gpu.tensor_macs)  # per m16n8k16 and sub-partition; 6.1 cycles on an H200
         units = tiling.group // 8
         activations = tiling.activations[spec.dtype == "float16"] * units
-        local, clustered, grid = self._is(LOCAL), self._is(CLUSTER), self._is(GRID)
+        by_mode = self._by_mode
 
         partitions = minimum(4, self.warps)
         products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16), partitions)
         chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
         tensor = products * maximum(issue, 24 * cycle // chains)
         # Lanes without a row take other groups (local), warps without a group the other column (grid).
-        packed = Table(lambda bt, ub, wm: packed_groups(ub // (tiling.group * wm), bt), self.BT, self.UB, self.WM)
-        split = Table(lambda bt, ub, wk: int(bt > 4 and 2 * ub <= tiling.group * wk), self.BT, self.UB, self.WK)
-        groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // (1 + local * (packed - 1))
-        pointwise = groups * (self.columns - split * grid) * activations * 8 * cycle
+        packed = Table(
+            lambda mode, bt, ub, wm: packed_groups(ub // (tiling.group * wm), bt) if mode == LOCAL else 1,
+            self.mode, self.BT, self.UB, self.WM,
+        )  # fmt: skip
+        columns = Table(
+            lambda mode, bt, ub, wk: 1 if bt <= 4 or (mode == GRID and 2 * ub <= tiling.group * wk) else 2,
+            self.mode, self.BT, self.UB, self.WK,
+        )  # fmt: skip
+        groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // packed
         # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
         # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
         # Compiled kernels of the first two take 16 to 42 registers fewer than the estimate, those of the grid up to 10
         # more; a head that does not fit beside the others is a launch of its own, so it is better to be careful.
-        registers = minimum(255, self.registers - 16 + 28 * grid)
-        resident = maximum(1, minimum(gpu.registers_per_sm // (32 * self.all_warps * registers),
+        registers = minimum(255, self.registers + by_mode(-16, -16, 12))
+        resident = maximum(1, minimum(gpu.registers_per_sm // (self.all_warps * registers * 32),
                                       gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
-        clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
-        heads = maximum(1, resident * gpu.sms * self.UB // self.D)
-        load = ceil_div(self.groups, clusters)
-        neighbours = (1 - grid) * (minimum(load, resident) - 1)  # blocks on the same SM
-        sharing = 100 + neighbours * NEIGHBOUR_PERCENT
-        waves = 1 + (1 - grid) * (ceil_div(load, resident) - 1) + grid * (ceil_div(self.groups, heads) - 1)
+        places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
+        load = ceil_div(self.groups, places)
+        at_once = maximum(1, resident * self.UB * gpu.sms // self.D)
+        waves = by_mode(1, 1, 0) * ceil_div(load, resident) + by_mode(0, 0, 1) * ceil_div(self.groups, at_once)
+        sharing = 100 + (minimum(load, resident) - 1) * by_mode(NEIGHBOUR_PERCENT, NEIGHBOUR_PERCENT, 0)
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
-        cluster_base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
-        grid_base = Table(lambda d, ub, rep: _grid_exchange(-(-d // ub), rep), self.D, self.UB, self.REP)
-        polled = packets * 30 * cycle // (32 * self.WK)  # each lane's packets
-        exchange = clustered * (cluster_base + packets * 220) + grid * (grid_base + polled)
-        wide = local * minimum(1, self.PM * self.KS * tiling.tiles // 32) * 100 * cycle
-        doublings = Table(lambda wk: wk.bit_length() - 1, self.WK)
+        base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
+        far = Table(lambda d, ub, rep: _grid_exchange(-(-d // ub), rep), self.D, self.UB, self.REP)
+        # Each message of a cluster; in the grid mode each packet of a lane, and warps that share D share them.
+        pollers = Table(lambda mode, wk: wk if mode == GRID else 1, self.mode, self.WK)
+        arrival = packets * by_mode(0, 220 * 32, 30 * cycle) // (pollers * 32)
         m_tiles = (self.UB // tiling.group) * tiling.tiles
-        latency = local * (187 + 4 * maximum(0, self.WM - 4)) + clustered * 15 + grid * 144 + tiling.latency
+        barrier = Table(lambda mode, wm: 400 * max(0, wm - 4) * (mode == LOCAL), self.mode, self.WM)
         return waves, {
-            "exchange of h between blocks": exchange,
-            "tensor cores": tensor * (local * 100 + clustered * 130 + grid * 46) // 100 * sharing // 100,
-            "reading R from shared memory": self.weight_bytes * (clustered * 64 + grid * 87) // 128,
-            "adding up the split of D": doublings * clustered * 112 * cycle,
-            "special functions": pointwise * sharing // 100,
-            "latency of one step": latency * cycle,
-            "feeding wx": local * 20 * cycle,
-            "two rows per lane": (self.columns - 1) * (local * 110 + clustered * 90 + grid * m_tiles * 36) * cycle,
-            "register pressure": wide,
-            "accumulator sets": (self.SPL - 1) * 2 * cycle,
+            "exchange of h between blocks": base + far * by_mode(0, 0, 1) + arrival,
+            "tensor cores": tensor * by_mode(100, 130, 46) * sharing // 10000,
+            "reading R from shared memory": self.weight_bytes * by_mode(0, 64, 87) // 128,
+            "adding up the split of D": Table(
+                lambda mode, wk: 112 * cycle * (wk.bit_length() - 1) * (mode == CLUSTER), self.mode, self.WK
+            ),
+            "special functions": groups * columns * sharing * (activations * 8),
+            "latency of one step": by_mode(187, 15, 144) * cycle + barrier + tiling.latency * cycle,
+            "feeding wx": by_mode(20, 0, 0) * cycle,
+            "two rows per lane": (self.columns - 1) * (by_mode(110, 90, 0) + by_mode(0, 0, 36) * m_tiles) * cycle,
+            "register pressure": minimum(1, self.PM * self.KS * tiling.tiles // 32) * by_mode(100 * cycle, 0, 0),
+            "accumulator sets": (self.SPL - 1) * (2 * cycle),
         }
 
     def _alternating(self) -> dict[str, int]:

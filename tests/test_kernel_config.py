@@ -321,7 +321,7 @@ def test_a_batch_of_zero_is_refused():
 
 
 @pytest.mark.full  # a clock, not a result: machines and tracers differ
-def test_a_shape_takes_less_than_100_ms():
+def test_a_shape_takes_less_than_150_ms():
     """Processor time, best of three: other load on the machine does not count."""
     for heads, head_dim, batch in ((1, 64, 1), (12, 64, 64), (1, 385, 16), (1, 424, 64), (1, 1024, 16)):
         times = []
@@ -329,4 +329,4 @@ def test_a_shape_takes_less_than_100_ms():
             start = time.process_time()
             solve(spec(heads=heads, head_dim=head_dim), batch, H200)
             times.append(time.process_time() - start)
-        assert min(times) < 0.100, (heads, head_dim, batch, times)
+        assert min(times) < 0.150, (heads, head_dim, batch, times)
