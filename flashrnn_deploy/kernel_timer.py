@@ -88,7 +88,7 @@ class Timer:
         assert process.stdin is not None
         assert process.stdout is not None
         answers: dict[int, dict[str, str]] = {}
-        last, late, other = None, threading.Event(), "no message"
+        last, late, other, done = None, threading.Event(), "no message", False
 
         def stop() -> None:
             late.set()
@@ -102,7 +102,8 @@ class Timer:
                 process.stdin.flush()
             for line in process.stdout:
                 if line == "done\n":
-                    return answers, last, None
+                    done = True
+                    break
                 if match := _LINE.fullmatch(line.rstrip("\n")):
                     last = int(match[2])
                     answers.setdefault(last, {})[match[1]] = match[3]
@@ -110,7 +111,10 @@ class Timer:
                     other = line.strip() or other
         finally:
             alarm.cancel()
-        self._end()
+        if not done or late.is_set():
+            self._end()
+        if done:
+            return answers, last, None
         if late.is_set():
             return answers, last, f"does not end within {self._limit_s:g} s"
         said = answers.get(last, {}).get("failed") if last is not None else None
