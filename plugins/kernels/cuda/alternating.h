@@ -1,9 +1,10 @@
-// The alternating mode: one kernel per time step, for every layer that no specialised kernel fits.
+// The alternating mode: R comes from memory in every step, for every layer that no specialised kernel fits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "../op.h"
 
@@ -11,5 +12,28 @@ namespace flashrnn::cuda {
 
 std::size_t alternating_workspace_bytes(const Params& params);
 cudaError_t launch_alternating(const Params& params, void* workspace, cudaStream_t stream);
+
+// --- Its two ways, for alternating.cu ---
+
+// What of the current device a launch depends on.
+struct Device {
+  int processors = 0, shared_bytes = 0, major = 0, cooperative = 0;
+};
+
+// In the workspace counters come first, one of each group of blocks in a line of the cache of its own, then two buffers
+// of h.
+inline constexpr int kMostGroups = 512, kArrivalStride = 32;
+inline constexpr std::size_t kArrivalBytes = kMostGroups * kArrivalStride * sizeof(std::uint32_t);
+std::size_t hidden_bytes(const Params& params);
+
+inline constexpr int kHalfUnits = 8;  // a block has whole groups of so many units
+
+// One kernel that runs through all steps and keeps what fits of R on chip. cudaErrorInvalidConfiguration, with nothing
+// launched: the other way is faster, or the device has too little shared memory.
+template <DType kType>
+cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream);
+
+// One kernel per step, on any device, for any D and any address of R.
+cudaError_t launch_plain(const Params& params, void* workspace, cudaStream_t stream);
 
 }  // namespace flashrnn::cuda
