@@ -36,6 +36,15 @@ def samples(lib: Library) -> Iterator[tuple[int, Case]]:
         spec = RNNSpec(cell, heads, D - index % 2, 2, row["dtype"], clip=clip, normalizer_floor=floor)
         yield index, Case(spec, T, 9, "ragged", seed=index)
     yield ALTERNATING, Case(RNNSpec("gru", 2, 37, 2, "float32"), 16, 9, "ragged")
+    # R all on chip, streamed in part, one block per head, several launches; each tile of the batch but the largest.
+    for cell, dtype, heads, D, B in (
+        ("lstm", "bfloat16", 1, 1024, 9),
+        ("gru", "float16", 1, 2048, 20),
+        ("elman", "bfloat16", 150, 256, 7),
+        ("slstm", "float32", 1, 1536, 9),
+    ):
+        spec = RNNSpec(cell, heads, D, 1, dtype, normalizer_floor=float(cell == "slstm"))
+        yield ALTERNATING, Case(spec, 16, B, "ragged")
 
 
 def outputs(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
