@@ -12,7 +12,7 @@ that one lane ends up with all gates of its (unit, batch) pairs and needs no shu
 * 1 gate (Elman): 16 units in one m-tile, dealt the same way.
 
 No row is wasted in any of them. **float32** runs on the FMA units: ``fma_model`` has the sizes, constraints and costs
-that differ.
+that differ. ``alternating_model`` has the cost of the alternating mode.
 
 Cost terms are in hundredths of a cycle, measured on an H200 with bfloat16; other devices scale by clock and by the
 documented tensor rate and are estimates. Nothing here needs a GPU.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashrnn_deploy import fma_model
+from flashrnn_deploy import alternating_model, fma_model
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.expressions import (
     Constraint,
@@ -68,10 +68,6 @@ TILINGS = {
     # logsigmoid by ex2 and lg2, two ex2, tanh, sigmoid, rcp. Measured: 20 to 50 ns more than the LSTM.
     "slstm": Tiling(8, 2, (7, 9), latency=40),
 }
-
-# The alternating mode on an H200: from one launch to the next.
-LAUNCH_NS = 4200
-
 
 # What a second block on an SM adds to the time of its units. The rest hides where the first one waits.
 NEIGHBOUR_PERCENT = 66
@@ -224,7 +220,7 @@ class Model:
         """Hundredths of a cycle per step, by cause."""
         on_chip, is_alternating = self._is(LOCAL, CLUSTER, GRID), self._is(ALTERNATING)
         waves, terms = fma_model.cost(self) if self.fma else self._cost_of_tiles()
-        alternating = self._alternating()
+        alternating = alternating_model.cost(self.spec, self.batch, self.gpu)
         self.terms = {name: on_chip * waves * term for name, term in terms.items()}
         self.terms |= {name: is_alternating * value for name, value in alternating.items()}
         # The sum of the terms, factored: the search evaluates it at every branch.
@@ -290,22 +286,6 @@ class Model:
             "register pressure": minimum(1, self.PM * self.KS * tiling.tiles // 32) * by_mode(100 * cycle, 0, 0),
             "accumulator sets": (self.SPL - 1) * (2 * cycle),
         }
-
-    def _alternating(self) -> dict[str, int]:
-        """A kernel per step: launches follow each other 4.2 us apart, or 2 us behind the work of each."""
-        gpu, spec = self.gpu, self.spec
-        num_bytes = spec.macs_per_step * (4 if spec.dtype == "float32" else 2)
-        from_l2 = min(num_bytes, gpu.l2_bytes)
-        memory = from_l2 / (1.25 * gpu.memory_gbs) + (num_bytes - from_l2) / gpu.memory_gbs  # ns
-        # A warp takes a unit and 8 rows of the batch: cycles of a multiprocessor per 256 of D, and to add up its lanes.
-        G, tiles = spec.definition.num_gates, -(-self.batch // 8) * (self.batch > 1)
-        cycles = (30 + 34 * G) * spec.head_dim / 256 + 170 + 105 * G
-        units = spec.num_directions * spec.hidden_size
-        arithmetic = units * tiles * cycles / (gpu.sms * gpu.clock_mhz / 1000)
-        work = max(memory, arithmetic)
-        slower = "reading R from memory" if memory > arithmetic else "arithmetic"
-        parts = {"launching kernels": max(2000.0, LAUNCH_NS - work), slower: work}
-        return {cause: round(ns * gpu.clock_mhz / 10) for cause, ns in parts.items()}  # hundredths of a cycle
 
 
 def _grid_exchange(blocks: int, replicas: int) -> int:
