@@ -146,23 +146,58 @@ def test_a_program_that_times_nothing(tmp_path: Path) -> None:
         timed(tmp_path / "none", job_of())
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+STUB = """
+#include "alternating.h"
+namespace flashrnn::cuda {
+std::size_t alternating_workspace_bytes(const Params&) { return 0; }
+cudaError_t launch_alternating(const Params&, void*, cudaStream_t) { return cudaErrorNotSupported; }
+}
+"""
+
+
+def call(*command: object, stdin: str = "") -> tuple[int, str]:
+    done = subprocess.run(
+        [*map(str, command)], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return done.returncode, done.stdout
+
+
+def check_program(program: Path) -> None:
+    assert call(program) == (0, "")
+    for request in ("0 2 8\n", f"{' '.join(['1'] * 13)} 9\n"):  # cut off, and a row that there is not
+        assert call(program, stdin=request) == (1, f"this is no job: {request}")
+
+
+@needs_nvcc
 def test_the_timer_compiles(tmp_path: Path) -> None:
+    """Without kernels, which take most of the time: what it says of requests needs no GPU."""
+    plugins, program = build.plugin_sources(), tmp_path / "timer"
+    (tmp_path / "kernel_configs.inc").touch()
+    (tmp_path / "stub.cu").write_text(STUB)
+    sources = (plugins / "timer" / "timer.cu", plugins / "kernels" / "cuda" / "launch.cu", tmp_path / "stub.cu")
+    warnings = ("--compiler-options=-Wall,-Wextra,-Wshadow,-Werror", "-Werror=all-warnings", "-std=c++17")
+    folders = (f"-I{tmp_path}", f"-I{plugins / 'kernels' / 'cuda'}")
+    code, text = call("nvcc", "-gencode=arch=compute_90,code=sm_90", *warnings, *folders, *sources, "-o", program)
+    assert code == 0, text
+    check_program(program)
+
+
+@needs_nvcc
+@pytest.mark.full
+def test_the_timer_builds_with_its_kernels(tmp_path: Path) -> None:
     job = job_of(RNNSpec("elman", 1, 64, dtype="bfloat16"), 1, 1)
     (tmp_path / "kernel_configs.inc").write_text("\n".join(autotune.table([job], HERE)) + "\n")
     values = {"FLASHRNN_CUDA_ARCHITECTURES": "90", "FLASHRNN_KERNEL_CONFIGS": tmp_path / "kernel_configs.inc"}
     flags = [f"-D{name}={value}" for name, value in values.items()]
+    source = build.plugin_sources() / "timer"
     for command in (
-        ["cmake", "-S", build.plugin_sources() / "timer", "-B", tmp_path / "b", "-G", "Ninja", *flags],
-        ["ninja", "-C", tmp_path / "b"],
+        ("cmake", "-S", source, "-B", tmp_path / "b", "-G", "Ninja", *flags),
+        ("ninja", "-C", tmp_path / "b"),
     ):
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    program = tmp_path / "b" / "flashrnn_timer"
-    assert subprocess.run([program], input="", text=True).returncode == 0
-    for request in ("0 2 8\n", f"{' '.join(['1'] * 13)} 9\n"):  # cut off, and a row that there is not
-        done = subprocess.run([program], input=request, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (1, f"this is no job: {request}")
+        code, text = call(*command)
+        assert code == 0, text
+    check_program(tmp_path / "b" / "flashrnn_timer")
 
 
 # Winners -----------------------------------------------------------------------------------------------------------
