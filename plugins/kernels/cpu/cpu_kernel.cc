@@ -28,20 +28,23 @@ struct Plan {
         Gb(num_biases(p.cell)),
         S(num_states(p.cell)),
         blocks(static_cast<int>((p.D + isa.lanes - 1) / isa.lanes)),
-        units(static_cast<std::int64_t>(blocks) * isa.lanes),
-        stride(((units + kLineFloats - 1) / kLineFloats | 1) * kLineFloats),
+        groups(even((blocks * static_cast<int>(G) + kGroupVectors - 1) / kGroupVectors)),
+        stride(((p.D + isa.lanes + kLineFloats - 1) / kLineFloats | 1) * kLineFloats),
         rows(static_cast<int>(std::min<std::int64_t>(p.B, kMaxRows))),
         tiles(p.B == 0 ? 0 : (p.B + rows - 1) / rows) {
     const std::int64_t work = G * p.D * p.D * rows;
-    chunks = static_cast<int>(std::clamp<std::int64_t>(work / kMinChunkWork, 1, std::min(blocks, kMaxChunks)));
+    chunks = static_cast<int>(std::clamp<std::int64_t>(work / kMinChunkWork, 1, std::min(groups, kMaxChunks)));
   }
+  // Two threads get equal shares.
+  static int even(int count) { return count == 1 ? 1 : (count + 1) / 2 * 2; }
   std::int64_t recurrences(const Params& p) const { return p.N * p.H * tiles; }
-  std::int64_t packed_head(const Params& p) const { return units * G * p.D; }  // elements
+  std::int64_t packed_group(const Params& p) const { return kGroupVectors * p.D * isa.lanes; }  // elements
+  std::int64_t packed_head(const Params& p) const { return groups * packed_group(p); }
 
   const Isa& isa;
   std::int64_t G, Gb, S;
   int blocks;             // of `lanes` units
-  std::int64_t units;     // D, padded to whole blocks
+  int groups;             // of blocks
   std::ptrdiff_t stride;  // of a row of units
   int rows;               // of a full tile
   std::int64_t tiles;
@@ -89,15 +92,20 @@ template <class Element>
 void pack_elements(const Params& p, const Plan& plan, void* packed) {
   const auto* r = static_cast<const Element*>(p.r);
   auto* out = static_cast<Element*>(packed);
-  const std::int64_t lanes = plan.isa.lanes, V = panel_vectors(static_cast<int>(plan.G), plan.isa.registers);
+  const std::int64_t lanes = plan.isa.lanes, V = panel_vectors(plan.isa.registers);
+  std::fill(out, out + p.N * p.H * plan.packed_head(p), Element{0});
   for (std::int64_t head = 0; head < p.N * p.H; ++head) {
     const std::int64_t n = head / p.H, h = head % p.H;
-    for (std::int64_t unit = 0; unit < plan.units; ++unit) {
-      Element* block = out + head * plan.packed_head(p) + unit / lanes * (p.D * plan.G * lanes) + unit % lanes;
-      for (std::int64_t g = 0; g < plan.G; ++g) {
-        const Element* from = r + (((n * plan.G + g) * p.H + h) * p.D + unit) * p.D;
-        Element* vector = block + (g / V * p.D * V + g % V) * lanes;
-        for (std::int64_t k = 0; k < p.D; ++k) vector[k * V * lanes] = unit < p.D ? from[k] : Element{0};
+    for (std::int64_t group = 0; group < plan.groups; ++group, out += plan.packed_group(p)) {
+      const std::int64_t first = plan.blocks * group / plan.groups * lanes;
+      const std::int64_t last = std::min(plan.blocks * (group + 1) / plan.groups * lanes, p.D);
+      for (std::int64_t unit = first; unit < last; ++unit) {
+        for (std::int64_t g = 0; g < plan.G; ++g) {
+          const Element* from = r + (((n * plan.G + g) * p.H + h) * p.D + unit) * p.D;
+          const std::int64_t vector = (unit - first) / lanes * plan.G + g;
+          Element* to = out + (vector / V * p.D * V + vector % V) * lanes + (unit - first) % lanes;
+          for (std::int64_t k = 0; k < p.D; ++k) to[k * V * lanes] = from[k];
+        }
       }
     }
   }
@@ -144,6 +152,8 @@ void describe(const Params& p, const Plan& plan, const Workspace& work, const vo
   rec.T = p.T;
   rec.rows = static_cast<int>(std::min<std::int64_t>(plan.rows, p.B - row));
   rec.D = static_cast<int>(p.D);
+  rec.blocks = plan.blocks;
+  rec.groups = plan.groups;
   rec.stride = plan.stride;
   rec.backward = (head / p.H + p.attributes.reverse) % 2 == 1;
   rec.options = {p.attributes.clip, p.attributes.relu, p.attributes.normalizer_floor};
@@ -214,7 +224,6 @@ void run(const Params& p, const void* packed, void* workspace, const ThreadPool&
     auto& progress = *new (work.progress + i) Progress;
     progress.step = plan.isa.step[static_cast<int>(p.cell)][static_cast<int>(p.dtype)];
     progress.chunks = plan.chunks;
-    progress.blocks = plan.blocks;
     const std::int64_t head = i / plan.tiles, row = i % plan.tiles * plan.rows;
     describe(p, plan, work, packed, head, row, progress.recurrence);
     load_states(p, plan, head, row, progress.recurrence);

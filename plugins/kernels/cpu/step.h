@@ -13,32 +13,40 @@ namespace flashrnn::cpu {
 // D = 256: each reads all of R.
 inline constexpr int kMaxRows = 16;
 
+// Unit blocks of Isa::lanes units are taken in groups of up to 12 vectors, blocks x gates, whatever the cell: a product
+// of a matrix, then the pointwise part. The weights of a group are packed in panels of V vectors.
+inline constexpr int kGroupVectors = 12;
+
+// Accumulators of 4 rows x 3 vectors fill 3/4 of 16 registers, those of 6 x 4 3/4 of 32; the rest holds the weights of
+// one k and a broadcast h. With 16, tiles of 5 x 2 and 6 x 2 load more per product: 1.2 times the time where a
+// neighbour on the other hardware thread loads too. 3 x 4 cuts 16 rows into 6 tiles, of which two have not chains
+// enough.
+constexpr int panel_vectors(int registers) { return registers < 32 ? 3 : 4; }
+
 // A recurrence is one direction and one head over a tile of at most kMaxRows batch rows: nothing it reads at step s is
-// written by another one. Units come in blocks of Isa::lanes; `stride` is that of a row of them.
+// written by another one.
 struct Recurrence {
   const void* wx;                  // row 0, time 0, unit 0, gate 0 of this direction and head
   std::ptrdiff_t wx_time, wx_row;  // in elements
   void* y;
   std::ptrdiff_t y_time, y_row;
-  const void* r;                // packed: [block][panel][D][V][lanes], units behind D are 0
+  const void* r;                // packed: [group][12 / V panels][D][V][lanes], 0 where there is no unit
   const float* b;               // [Gb][stride]
   float* h[2];                  // [rows][stride], rounded to r's dtype; step s reads h[s % 2] and writes the other
   float* states;                // [S][rows][stride], not rounded
   const std::int64_t* lengths;  // [rows], in 0..T
   std::int64_t T;
-  int rows, D;
-  std::ptrdiff_t stride;
+  int rows, D, blocks, groups;
+  std::ptrdiff_t stride;  // of a row of units
   bool backward;
   CellOptions options;
+
+  // Groups differ by one block at most.
+  int first_block(int group) const { return blocks * group / groups; }
 };
 
-// Step `step` (0 is the first to run, whatever the direction) of the unit blocks [first_block, last_block).
-using Step = void (*)(const Recurrence&, std::int64_t step, int first_block, int last_block);
-
-// V: how many of the G vectors of a unit block stand together in packed R. With 16 registers, accumulators of 6 rows x
-// 2 vectors or 4 x 3 leave room for the weights of one k and a broadcast h. 3 x 4 do so too, but cut 16 rows into 6
-// tiles of which two have not chains enough.
-constexpr int panel_vectors(int G, int registers) { return G == 4 && registers < 32 ? 2 : G; }
+// Step `step` (0 is the first to run, whatever the direction) of the groups [first, last).
+using Step = void (*)(const Recurrence&, std::int64_t step, int first, int last);
 
 struct Isa {
   const char* name;

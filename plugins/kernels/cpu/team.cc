@@ -29,7 +29,8 @@ void try_chunk(Progress& p, std::int64_t step, int chunk) noexcept {
   std::int64_t expected = step;
   if (p.claimed[chunk].load(std::memory_order_relaxed) != step) return;
   if (!p.claimed[chunk].compare_exchange_strong(expected, step + 1, std::memory_order_relaxed)) return;
-  p.step(p.recurrence, step, p.blocks * chunk / p.chunks, p.blocks * (chunk + 1) / p.chunks);
+  const int groups = p.recurrence.groups;
+  p.step(p.recurrence, step, groups * chunk / p.chunks, groups * (chunk + 1) / p.chunks);
   p.finished.fetch_add(1, std::memory_order_acq_rel);
 }
 

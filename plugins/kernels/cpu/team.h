@@ -19,7 +19,7 @@ inline constexpr int kMaxChunks = 16;
 struct alignas(64) Progress {
   Recurrence recurrence;
   Step step;
-  int chunks, blocks;  // blocks are dealt to chunks evenly
+  int chunks;  // groups are dealt to them evenly
 
   alignas(64) std::atomic<int> workers{0};
   alignas(64) std::atomic<std::int64_t> finished{0};               // (chunk, step) pairs
