@@ -46,13 +46,14 @@ struct Product {
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       const uint4 low = r.piece[0][p], high = r.piece[1][p];
+      const std::uint32_t rows[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
       for (int n = 0; n < C::kRows / 8; ++n) {
-        ptx::mma<C::kType>(sums[m][n], {low.x, high.x, low.y, high.y}, h.piece[n][p].x, h.piece[n][p].y);
+        ptx::mma<C::kType>(sums[m][n], rows[0], h.piece[n][p].x, h.piece[n][p].y);
       }
 #pragma unroll
       for (int n = 0; n < C::kRows / 8; ++n) {
-        ptx::mma<C::kType>(sums[m][n], {low.z, high.z, low.w, high.w}, h.piece[n][p].z, h.piece[n][p].w);
+        ptx::mma<C::kType>(sums[m][n], rows[1], h.piece[n][p].z, h.piece[n][p].w);
       }
     }
   }
