@@ -239,8 +239,9 @@ def test_memory_stays_flat(threads: int) -> None:
             session.run(None, inputs)
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
-    before = resident_kib(1000)
-    assert resident_kib(10_000) - before < 512
+    sizes = [resident_kib(1000), *(resident_kib(2500) for _ in range(4))]
+    # A leak grows in every part of the 10,000 calls; the system moves pages in and out once in a while.
+    assert min(np.diff(sizes)) < 64, sizes
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
