@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +336,48 @@ def test_interrupted_build(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes TensorRT about 0.4 s: 16 MB of weights."""
+    return models.save(models.network(RNNSpec("lstm", 1, 1024)), tmp_path_factory.mktemp("large") / "m.onnx")
+
+
+@pytest.mark.parametrize("step", ["[0/", "[2/", "[4/"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_signals_while_tensorrt_works(tmp_path: Path, large: Path, step: str, number: int, code: int) -> None:
+    """Python raises at the entry of TensorRT's next callback, which forgets what is raised there."""
+    options = ["build-engine", large, "-o", tmp_path / "m.engine", "--rtx", "--plugins", plugin()]
+    command = [sys.executable, "-c", PROGRAM, str(tensorrt_packages.rtx_folder()), *map(str, options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(step) for line in process.stderr)
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert process.returncode == code, said
+    rest = [line for line in said.splitlines() if line and not line.startswith("[")]
+    assert rest == (["Aborted!"] if code == 1 else [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupts_hold_the_handlers() -> None:
+    """A signal raises when the block ends, whatever else is raised there; the handlers are those of before again."""
+    before = signal.getsignal(signal.SIGINT)
+    log = types.SimpleNamespace(interrupt=None)
+    told = []
+
+    def work() -> None:
+        with api.interrupts(log), api.interrupts(log):
+            signal.raise_signal(signal.SIGINT)
+            told.append("goes on")
+            raise FlashRNNError("build canceled")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert told == ["goes on"]
+    assert log.interrupt is None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_not_installed(tmp_path: Path) -> None:
     path = models.save(models.network(LSTM), tmp_path / "m.onnx")
     program = PROGRAM.replace("import sys;", "import sys; sys.modules['tensorrt'] = None;")
@@ -384,6 +429,27 @@ def test_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     two = ["--plugins", "a.so", "--plugins", "b.so"]
     refused(run(path, "-o", tmp_path / "x.engine", *two), "takes one --plugins LIB")
     assert not (tmp_path / "x.engine").exists()
+
+
+def test_interrupted_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the command; SIGTERM does not reach it."""
+    (tmp_path / "flashrnn_edge").write_text(
+        f"#!{sys.executable}\nprint('a line', flush=True)\n__import__('time').sleep(90)"
+    )
+    (tmp_path / "flashrnn_edge").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setattr(gpus, "get", lambda name: gpus.GPUS["h200"])
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+
+    def stop(line: str) -> None:
+        raise SystemExit(143)
+
+    begin = time.monotonic()
+    with pytest.raises(SystemExit):
+        build_engine(path, tmp_path / "out" / "m.engine", log=stop)
+    assert time.monotonic() - begin < 60
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

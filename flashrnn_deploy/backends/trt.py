@@ -60,7 +60,7 @@ class TrtRunner:
             here = sidecar.Running(api.version(trt), api.is_rtx(trt), self._device.compute_capability)
             sidecar.check_place(path, self.sidecar, here)
         self._label = api.name(trt)
-        with self._device.current():
+        with self._device.current(), api.interrupts(self._log):
             self._runtime = trt.Runtime(self._log)
             api.load_plugins(trt, self._log, plugins)
             self._engine = self._runtime.deserialize_cuda_engine(data)

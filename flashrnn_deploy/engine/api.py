@@ -10,7 +10,9 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ def is_rtx(trt: Any) -> bool:
 def make_log(trt: Any) -> Any:
     """A logger whose ``errors`` and ``warnings`` keep what TensorRT says; ``listen`` is called with each line of both.
 
-    An exception out of it, such as Ctrl-C, would end the process inside C++: it is kept in ``interrupt`` instead.
+    An exception out of it would be lost, or end the process inside C++: it is kept in ``interrupt`` (``interrupts``).
     """
 
     class Log(trt.ILogger):  # type: ignore[misc]
@@ -222,8 +224,27 @@ def check_plugins(trt: Any, op_types: Sequence[str], labels: Sequence[str]) -> N
 
 @contextlib.contextmanager
 def interrupts(log: Any) -> Iterator[None]:
-    """Raise at the end what was kept from TensorRT's callbacks."""
-    yield
-    if log.interrupt is not None:
-        error, log.interrupt = log.interrupt, None
-        raise error
+    """Keep what Ctrl-C, SIGTERM and the callbacks of ``log`` raise while TensorRT works, and raise it at the end.
+
+    Python raises in the first Python code that runs after a signal. Inside TensorRT that is the entry of a callback,
+    before any ``try`` of ours, and the bindings print and forget what a callback raises.
+    """
+
+    def keep(number: int, frame: Any) -> None:
+        try:
+            before[number](number, frame)
+        except BaseException as error:
+            log.interrupt = error
+
+    main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler, or runs one
+    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if main and callable(h := signal.getsignal(n))}
+    for number in before:
+        signal.signal(number, keep)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if log.interrupt is not None:
+            error, log.interrupt = log.interrupt, None
+            raise error

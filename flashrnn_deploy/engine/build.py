@@ -83,36 +83,37 @@ def build_engine(
             return build_with_tool(tool, path, folder / output.name, plugins, profiles, workspace, tf32, log)
         listener = api.make_log(trt)
         listener.listen = log
-        builder = _builder(trt, listener)
-        api.load_plugins(trt, listener, plugins)
-        net = network.parse(trt, listener, builder, path, nodes)
-        config = builder.create_builder_config()
-        library = _flashrnn_library(plugins) if nodes else None
-        targets = set_targets(trt, config, device, gpu, library)
-        check_products(trt, net, targets.get("targets", ()))
-        if workspace is not None:
-            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace * _MIB)
-        if not tf32:
-            config.clear_flag(trt.BuilderFlag.TF32)  # TensorRT sets it
-        cache = _use_cache(config, timing_cache, listener)
-        network.constrain(trt, net, config, nodes)
-        _add_profile(builder, config, net, profiles)
-        data = _serialize(trt, listener, builder, config, net, path, progress)
-        inputs, outputs = network.tensors(net)
-        report = sidecar.describe(
-            data,
-            path,
-            library,
-            tensorrt=api.version(trt),
-            rtx=rtx,
-            **targets,
-            shapes={name: profile.to_json() for name, profile in profiles.items()},
-            dtypes={tensor.name: dtype_name(tensor.dtype) for tensor in (*inputs, *outputs)},
-            **facts,
-        )
-        (folder / output.name).write_bytes(data)
-        text = json.dumps(report, indent=2) + "\n"
-        (folder / sidecar.path_of(output).name).write_text(text, encoding="utf-8")
+        with api.interrupts(listener):
+            builder = _builder(trt, listener)
+            api.load_plugins(trt, listener, plugins)
+            net = network.parse(trt, listener, builder, path, nodes)
+            config = builder.create_builder_config()
+            library = _flashrnn_library(plugins) if nodes else None
+            targets = set_targets(trt, config, device, gpu, library)
+            check_products(trt, net, targets.get("targets", ()))
+            if workspace is not None:
+                config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace * _MIB)
+            if not tf32:
+                config.clear_flag(trt.BuilderFlag.TF32)  # TensorRT sets it
+            cache = _use_cache(config, timing_cache, listener)
+            network.constrain(trt, net, config, nodes)
+            _add_profile(builder, config, net, profiles)
+            data = _serialize(trt, listener, builder, config, net, path, progress)
+            inputs, outputs = network.tensors(net)
+            report = sidecar.describe(
+                data,
+                path,
+                library,
+                tensorrt=api.version(trt),
+                rtx=rtx,
+                **targets,
+                shapes={name: profile.to_json() for name, profile in profiles.items()},
+                dtypes={tensor.name: dtype_name(tensor.dtype) for tensor in (*inputs, *outputs)},
+                **facts,
+            )
+            (folder / output.name).write_bytes(data)
+            text = json.dumps(report, indent=2) + "\n"
+            (folder / sidecar.path_of(output).name).write_text(text, encoding="utf-8")
     if timing_cache is not None:
         with new_file(timing_cache) as file:
             file.write_bytes(bytes(cache.serialize()))

@@ -11,7 +11,7 @@ def make_monitor(trt: Any, log: Any, progress: Callable[[int, int, str], None]) 
 
     Args:
         trt: the module.
-        log: of ``api.make_log``; an exception such as Ctrl-C is kept in its ``interrupt``, and the build stops.
+        log: of ``api.make_log``; what ``progress`` raises is kept in its ``interrupt``, which stops the build.
         progress: called with steps done, steps in all and the phase.
     """
     if not hasattr(trt, "IProgressMonitor"):
@@ -38,7 +38,7 @@ def make_monitor(trt: Any, log: Any, progress: Callable[[int, int, str], None]) 
         def _tell(self, done: int, phase_name: str) -> None:
             try:
                 progress(done, self.outer[phase_name], phase_name.lower())
-            except BaseException as error:  # out of a callback it would end the process inside C++
+            except BaseException as error:  # out of a callback it would be lost, or end the process inside C++
                 log.interrupt = error
 
     return Monitor()

@@ -66,9 +66,13 @@ def build_with_tool(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(one_line(line))
-            log(lines[-1])
+        try:
+            for line in process.stdout:
+                lines.append(one_line(line))
+                log(lines[-1])
+        except BaseException:  # SIGTERM reaches this process alone, and a tool that goes on would be waited for
+            process.kill()
+            raise
     if process.returncode:
         errors = (
             [line for line in lines if line.startswith("error: ")] or lines[-1:] or [f"status {process.returncode}"]
