@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flashrnn_deploy import __version__, compare, streaming
+from flashrnn_deploy import __version__, compare, shell, streaming
 from flashrnn_deploy.backends import make_runner
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.chunks import run_chunks
@@ -211,6 +211,5 @@ def _print(report: dict[str, Any], output: Path, console: Console) -> None:
         table.add_row(name, value)
     console.print(table)
     console.print(f"wrote parity.onnx, parity.py, parity.pt, parity.png and report.json into {output}", soft_wrap=True)
-    console.print(
-        f"next: flashrnn-deploy verify {output / 'parity.onnx'} --against {output / 'parity.py'}:model", soft_wrap=True
-    )
+    line = shell.command("verify", output / "parity.onnx", "--against", Path(f"{output / 'parity.py'}:model"))
+    console.print(f"next: {line}", soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashrnn_deploy import feeds, streaming
+from flashrnn_deploy import feeds, shell, streaming
 from flashrnn_deploy.backends import Runner, make_runner
 from flashrnn_deploy.chunks import run_chunks
 from flashrnn_deploy.coverage import cuda_notes
@@ -99,10 +99,9 @@ def _open_engine(path: Path, backend: str, plugins: Sequence[Path], trust: bool)
 
     if backend == "tensorrt":
         if path.suffix == ".onnx":
-            raise FlashRNNError(
-                f"{path} is a model and --backend tensorrt runs engines: build one with `flashrnn-deploy build-engine "
-                f"{path} --plugins LIB -o {path.with_suffix('.engine').name}`"
-            )
+            engine = Path(path.with_suffix(".engine").name)
+            line = shell.command("build-engine", path, "--plugins", "LIB", "-o", engine)
+            raise FlashRNNError(f"{path} is a model and --backend tensorrt runs engines: build one with: {line}")
         from flashrnn_deploy.backends.trt import TrtRunner
 
         return TrtRunner(path, plugins, trust=trust)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -192,6 +193,8 @@ def test_command(tmp_path: Path) -> None:
     assert report["axes"]["x"] == {"time": 0, "batch": 1}
     assert report["lengths"] == ["lens"]
     assert report["no_chunks"] is None
+    words = ["build-engine", path, "--plugins", plugin(), "--shapes", "time=1:8:32", "--gpu", "l4", "--workspace", 256]
+    assert report["command"] == [*map(str, words), "--rtx"]
     again = run(path, "-o", out / "m.engine", *options, "--json")
     assert again.exit_code == 0
     assert json.loads(again.stdout)["model"]["file"] == "m.onnx"
@@ -318,6 +321,21 @@ def test_outputs_that_are_refused(tmp_path: Path) -> None:
     refused(run(path, "-o", tmp_path, "--rtx"), "is a directory")
     assert path.read_bytes() == before
     assert not (tmp_path / "m.engine").exists()
+    (tmp_path / "m.engine.json").write_text('{"mine": 1}')
+    refused(run(path, "-o", tmp_path / "m.engine", "--rtx"), f"would replace {tmp_path / 'm.engine.json'}, which is no")
+    assert (tmp_path / "m.engine.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.usefixtures("rtx")
+def test_commands_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed and stored can be pasted, whatever the names."""
+    monkeypatch.chdir(tmp_path)
+    models.save(models.network(LSTM), tmp_path / "-m 1.onnx")
+    result = run("--rtx", "--plugins", plugin(), "-o", "-b c.engine", "--", "-m 1.onnx")
+    assert result.exit_code == 0, result.output
+    words = shlex.split(result.stdout.partition("run it with: ")[2])
+    assert words[:4] == ["flashrnn-deploy", "run", "./-b c.engine", "--backend"]
+    assert sidecar.read(tmp_path / "-b c.engine")["command"][:2] == ["build-engine", "./-m 1.onnx"]
 
 
 @pytest.mark.usefixtures("rtx")
@@ -423,7 +441,9 @@ def test_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "--tf32",
     ]
     assert (tmp_path / "m.engine").read_text() == "engine"
-    assert (tmp_path / "m.engine.json").is_file()
+    assert json.loads((tmp_path / "m.engine.json").read_text()) == report
+    words = ["build-engine", str(path), "--plugins", "lib.so", "--shapes", "time=1:2:3", "--tf32"]
+    assert report["command"] == words
     refused(run(path, "-o", tmp_path / "x.engine", "--workspace", 1), "flashrnn_edge cannot build an engine of ")
     refused(run(path, "-o", tmp_path / "x.engine", "--timing-cache", tmp_path / "t"), "--timing-cache needs TensorRT's")
     two = ["--plugins", "a.so", "--plugins", "b.so"]

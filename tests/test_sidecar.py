@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from flashrnn_deploy.info import describe_file
 from flashrnn_deploy.op import RNNSpec
 
 MODEL = models.network(RNNSpec("gru", 2, 4))
-REBUILD = "rebuild it with: flashrnn-deploy build-engine m.onnx --plugins libflashrnn.so -o "
-SHAPES = " --shapes x=1x1x5:100x4x5:512x16x5 --shapes state0=1x1x1x8:1x1x4x8:1x1x16x8"
+REBUILD = (
+    "rebuild it with: flashrnn-deploy build-engine m.onnx --plugins libflashrnn.so"
+    " --shapes x=1x1x5:100x4x5:512x16x5 --shapes state0=1x1x1x8:1x1x4x8:1x1x16x8 -o "
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +79,48 @@ def test_what_differs_is_refused(
     with pytest.raises(FlashRNNError) as error:
         TrtRunner(engine, [plugin])
     assert message in str(error.value)
-    assert str(error.value).endswith(REBUILD + str(engine) + SHAPES)
+    assert str(error.value).endswith(REBUILD + str(engine))
 
 
 def test_rtx_engine_names_its_flag(tmp_path: Path) -> None:
     engine = engines.write(MODEL, tmp_path / "m.engine", rtx=True, compute_capability="8.6")
     here = sidecar.Running("1.7.1", True, "9.0")
-    with pytest.raises(FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* -o .*m\.engine --sha.* --rtx$"):
+    with pytest.raises(
+        FlashRNNError, match=r"was built with TensorRT-RTX 10\.14\.1.* --shapes .* --rtx -o .*m\.engine$"
+    ):
         engines.check(engine, sidecar.read(engine), here)
+
+
+def test_the_command_that_built_it(tmp_path: Path) -> None:
+    """Word by word as it was given, and quoted for a shell; the engine is the one at hand."""
+    words = ["build-engine", "my model.onnx", "--plugins", "../lib/libflashrnn.so", "--shapes", "time=1:2:3", "--tf32"]
+    engine = engines.write(MODEL, tmp_path / "m.engine", command=words)
+    with pytest.raises(FlashRNNError) as error:
+        engines.check(engine, sidecar.read(engine), sidecar.Running("1.7.1", True, "9.0"))
+    line = str(error.value).partition("rebuild it with: ")[2]
+    assert shlex.split(line) == ["flashrnn-deploy", *words, "-o", str(engine)]
+
+
+def test_fixed_sizes_are_in_a_command_that_is_guessed(tmp_path: Path) -> None:
+    """An axis that was given one size is no less dynamic in the file."""
+    engine = engines.write(MODEL, tmp_path / "m.engine", ("time=9", "batch=2"))
+    with pytest.raises(FlashRNNError, match=r"--shapes x=9x2x5:9x2x5:9x2x5 --shapes state0="):
+        engines.check(engine, sidecar.read(engine), sidecar.Running("1.7.1", True, "9.0"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, "[1]", '{"format": 1}', '{"format": "x", "engine": {}}', "my notes"]
+)
+def test_only_a_sidecar_is_replaced(tmp_path: Path, text: str) -> None:
+    """The user's own file, or the report of a library's build."""
+    engine = engines.write(MODEL, tmp_path / "m.engine")
+    sidecar.check_replaceable(engine)
+    file = sidecar.path_of(engine)
+    file.write_text(text)
+    with pytest.raises(
+        FlashRNNError, match=rf"-o {engine} would replace {file}, which is not the sidecar of an engine"
+    ):
+        sidecar.check_replaceable(engine)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
@@ -120,6 +157,7 @@ def test_library(tmp_path: Path, plugin: Path) -> None:
     [
         (None, "has no sidecar m.engine.json, .*--trust-engine"),
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON: maximum recursion"),
         (b"\xff\xfe", "is not JSON"),
         ("[]", "is not the sidecar of an engine"),
         ('{"format": 2}', "has format 2, and this version of flashrnn-deploy reads format 1"),
@@ -137,7 +175,8 @@ def test_sidecar_that_cannot_be_read(tmp_path: Path, text: Any, message: str) ->
 
 
 @pytest.mark.parametrize(
-    "field", ["states", "axes", "dtypes", "tensorrt", "rtx", "compute_capability", "model", "lengths", "targets"]
+    "field",
+    ["states", "axes", "dtypes", "tensorrt", "rtx", "compute_capability", "model", "lengths", "targets", "command"],
 )
 def test_fields_of_another_kind(tmp_path: Path, field: str) -> None:
     engine = engines.write(MODEL, tmp_path / "m.engine")
@@ -211,4 +250,4 @@ def test_a_model_is_no_engine(tmp_path: Path) -> None:
     path = models.save(MODEL, tmp_path / "m.onnx")
     result = CliRunner().invoke(main, ["run", str(path), "--backend", "tensorrt", "-o", str(tmp_path / "out")])
     assert result.exit_code == 1
-    assert "is a model and --backend tensorrt runs engines: build one with `flashrnn-deploy build-eng" in result.stderr
+    assert "is a model and --backend tensorrt runs engines: build one with: flashrnn-deploy build-eng" in result.stderr

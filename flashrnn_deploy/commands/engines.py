@@ -34,6 +34,7 @@ def build_engine(model: Path, output: Path, verbose: bool, as_json: bool, **opti
 
     Axes of one name have one size. An axis that no --shapes names covers 1 to 512 steps, a batch of 1 to 16.
     """
+    from flashrnn_deploy import shell
     from flashrnn_deploy.engine.build import build_engine as build
 
     with progress(verbose) as (show, log):
@@ -45,11 +46,9 @@ def build_engine(model: Path, output: Path, verbose: bool, as_json: bool, **opti
     table(str(output), ("input", "dtype", "smallest", "usual", "largest"), rows)
     target = report["compute_capability"] or " or ".join(report["targets"])
     size = f"{report['engine']['bytes'] / 1e6:.1f} MB"
-    libraries = "".join(f" --plugins {path}" for path in options["plugins"])
-    click.echo(
-        f"{size}, for compute capability {target}; run it with: flashrnn-deploy run {output} --backend tensorrt"
-        f"{libraries} --input NAME=FILE.npy -o DIR"
-    )
+    libraries = [word for path in options["plugins"] for word in ("--plugins", path)]
+    line = shell.command("run", output, "--backend", "tensorrt", *libraries, "--input", "NAME=FILE.npy", "-o", "DIR")
+    click.echo(f"{size}, for compute capability {target}; run it with: {line}")
     if report["no_chunks"]:
         note(f"it runs whole sequences only: {report['no_chunks']}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from flashrnn_deploy import streaming
+from flashrnn_deploy import shell, streaming
 from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
@@ -72,15 +72,18 @@ def build_engine(
         raise FlashRNNError("--timing-cache: TensorRT-RTX measures nothing when it builds and keeps no such file")
     output = final_path(output)
     final_path(sidecar.path_of(output))
+    sidecar.check_replaceable(output)
     _check_output(output, [path, *plugins, *([timing_cache] if timing_cache else [])])
     trt = _load(rtx)
     tool = None if trt else find_tool()
     if tool and timing_cache:
         raise FlashRNNError(f"--timing-cache needs TensorRT's Python module, which is not installed; {tool} keeps none")
     device = find_device(rtx, gpu)
+    command = _command(path, plugins, shapes, gpu, workspace, tf32, rtx)
     with new_files(output.parent) as folder:
         if tool:
-            return build_with_tool(tool, path, folder / output.name, plugins, profiles, workspace, tf32, log)
+            report = build_with_tool(tool, path, folder / output.name, plugins, profiles, workspace, tf32, log)
+            return _write_sidecar(folder / output.name, {**report, "command": command})
         listener = api.make_log(trt)
         listener.listen = log
         with api.interrupts(listener):
@@ -109,15 +112,40 @@ def build_engine(
                 **targets,
                 shapes={name: profile.to_json() for name, profile in profiles.items()},
                 dtypes={tensor.name: dtype_name(tensor.dtype) for tensor in (*inputs, *outputs)},
+                command=command,
                 **facts,
             )
             (folder / output.name).write_bytes(data)
-            text = json.dumps(report, indent=2) + "\n"
-            (folder / sidecar.path_of(output).name).write_text(text, encoding="utf-8")
+            _write_sidecar(folder / output.name, report)
     if timing_cache is not None:
         with new_file(timing_cache) as file:
             file.write_bytes(bytes(cache.serialize()))
     return report
+
+
+def _write_sidecar(engine: Path, report: dict[str, Any]) -> dict[str, Any]:
+    sidecar.path_of(engine).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _command(
+    path: Path,
+    plugins: Sequence[Path],
+    shapes: Sequence[str],
+    gpu: str | None,
+    workspace: int | None,
+    tf32: bool,
+    rtx: bool,
+) -> list[str]:
+    """What builds the engine again, for the sidecar: paths as given, since the files may go elsewhere together."""
+    words = ["build-engine", shell.word(path)]
+    for library in plugins:
+        words += ["--plugins", shell.word(library)]
+    for option in shapes:
+        words += ["--shapes", option]
+    words += ["--gpu", gpu] if gpu else []
+    words += ["--workspace", str(workspace)] if workspace is not None else []
+    return words + ["--tf32"] * tf32 + ["--rtx"] * rtx
 
 
 def _serialize(trt: Any, listener: Any, builder: Any, config: Any, net: Any, path: Path, progress: Progress) -> bytes:

@@ -6,9 +6,9 @@ sidecar is checked before TensorRT sees the engine. The C++ sample writes and ch
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,17 @@ from flashrnn_deploy import __version__
 from flashrnn_deploy.engine.api import product
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import PLUGIN_ATTRIBUTES
+from flashrnn_deploy.shell import command
 
 FORMAT = 1
 SUFFIXES = (".engine", ".plan", ".trt")
 """What files of engines are named."""
-_OPTIONAL = ("lengths", "targets")
+_OPTIONAL = ("lengths", "targets", "command")
 _TYPES: dict[str, Any] = {
     "format": int, "engine": dict, "tensorrt": str, "rtx": bool, "compute_capability": (str, type(None)),
     "plugin": (dict, type(None)), "library": (dict, type(None)), "model": dict, "shapes": dict, "states": list,
     "axes": dict, "dtypes": dict, "lengths": list, "targets": list,
+    "command": list,
 }  # fmt: skip
 
 
@@ -63,7 +65,8 @@ def describe(engine: bytes, model: Path, library: Path | None, **facts: Any) -> 
         engine: the serialized engine.
         model: the file that it was built from.
         library: the FlashRNN plugin library, None where the model holds no FlashRNN op.
-        facts: ``tensorrt``, ``rtx``, ``compute_capability``, ``shapes``, ``states``, ``axes``, ``dtypes`` and more.
+        facts: ``tensorrt``, ``rtx``, ``compute_capability``, ``shapes``, ``states``, ``axes``, ``dtypes``, ``command``
+            (the words after flashrnn-deploy that build the engine again, without -o) and more.
     """
     plugin = {"version": PLUGIN_ATTRIBUTES["plugin_version"], "namespace": PLUGIN_ATTRIBUTES["plugin_namespace"]}
     return {
@@ -93,7 +96,7 @@ def read(engine: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise FlashRNNError(f"cannot read the sidecar {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FlashRNNError(f"the sidecar {path} is not JSON: {error}; {_rebuild(engine, {})}") from error
     if not isinstance(data, dict) or not isinstance(data.get("format"), int):
         raise FlashRNNError(f"{path} is not the sidecar of an engine: it has no format; {_rebuild(engine, {})}")
@@ -114,7 +117,7 @@ def _is_whole(key: str, value: Any) -> bool:
     """What running reads of a field has its form."""
     if key == "states":
         return all(_are(pair, str) and len(pair) == 2 for pair in value)
-    if key in ("lengths", "targets"):
+    if key in ("lengths", "targets", "command"):
         return _are(value, str)
     if key == "axes":
         return all(isinstance(a, dict) and _are(list(a.values()), int, type(None)) for a in value.values())
@@ -203,26 +206,48 @@ def _check_library(engine: Path, sidecar: dict[str, Any], libraries: Sequence[Pa
         )
 
 
+def check_replaceable(engine: Path) -> None:
+    """Refuse to write an engine whose sidecar would replace a file that is none.
+
+    Raises:
+        FlashRNNError: there is one; it is named.
+    """
+    path = path_of(engine)
+    if not path.exists():
+        return
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        data = None
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("format"), int)
+        or not isinstance(data.get("engine"), dict)
+    ):
+        raise FlashRNNError(
+            f"-o {engine} would replace {path}, which is not the sidecar of an engine: choose another name, or move it"
+        )
+
+
 def _rebuild(engine: Path, sidecar: dict[str, Any]) -> str:
+    words = sidecar.get("command")
+    if not _are(words, str):
+        words = _likely_command(sidecar)
+    return f"rebuild it with: {command(*words, '-o', engine)}"
+
+
+def _likely_command(sidecar: dict[str, Any]) -> list[str]:
+    """That of an engine whose sidecar holds none, as far as it says: flashrnn_edge writes none."""
+
     def name(key: str, unknown: str) -> str:
         entry = sidecar.get(key)
         return str(entry.get("file", unknown)) if isinstance(entry, dict) else unknown
 
-    plugins = "" if "library" in sidecar and sidecar["library"] is None else f" --plugins {name('library', 'LIB')}"
-    return (
-        f"rebuild it with: flashrnn-deploy build-engine {name('model', 'MODEL.onnx')}{plugins} -o "
-        f"{engine}{_shape_options(sidecar.get('shapes'))}{' --rtx' if sidecar.get('rtx') is True else ''}"
-    )
-
-
-def _shape_options(shapes: Any) -> str:
-    """The --shapes of an engine's inputs, of those that vary; nothing where the sidecar is damaged there."""
-    text = ""
-    try:
-        for name, profile in shapes.items():
-            smallest, usual, largest = ("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
-            if smallest != largest:
-                text += f" --shapes {shlex.quote(f'{name}={smallest}:{usual}:{largest}')}"
-    except (AttributeError, KeyError, TypeError):
-        return ""
-    return text
+    words = ["build-engine", name("model", "MODEL.onnx")]
+    if "library" not in sidecar or sidecar["library"] is not None:
+        words += ["--plugins", name("library", "LIB")]
+    with contextlib.suppress(AttributeError, KeyError, TypeError):  # shapes that are damaged are left out
+        for tensor, profile in sidecar.get("shapes", {}).items():
+            sizes = ("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
+            words += ["--shapes", f"{tensor}={':'.join(sizes)}"]
+    return words + ["--rtx"] * (sidecar.get("rtx") is True)
