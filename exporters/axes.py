@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +89,7 @@ def apply_options(seen: Observation, axes: Axes, dynamic: Sequence[str], static:
 def _position(inputs: list[Value], text: str, label: str, form: str) -> tuple[int, int]:
     name, _, axis = text.rpartition(":")
     names = [value.name for value in inputs]
-    if not name or not axis.lstrip("-").isdigit():
+    if not name or not re.fullmatch("-?[0-9]{1,18}", axis):
         raise FlashRNNError(f"{label}: not of the form {form}")
     if name not in names:
         raise FlashRNNError(f"{label}: no input named '{name}'; the inputs are {', '.join(names)}")

@@ -6,6 +6,7 @@ engines alternate, so that whatever else the machine does hits all of them.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -180,7 +181,7 @@ def read_sizes(options: Sequence[str], model: onnx.ModelProto) -> dict[str, int]
     result = {}
     for option in options:
         dim, _, size = option.rpartition("=")
-        if not size.isdecimal() or int(size) < 1:
+        if not re.fullmatch("[0-9]{1,18}", size) or int(size) < 1:
             raise FlashRNNError(f"--size {option}: write it as DIM=SIZE, with a size of at least 1")
         if dim not in named:
             listed = ", ".join(map(printable, named)) or "(none)"

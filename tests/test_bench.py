@@ -204,7 +204,7 @@ def test_sizes_of_other_dimensions(tmp_path: Path) -> None:
     path = models.save(model, tmp_path / "m.onnx")
     assert report(path, "--size", "width=8")["inputs"]["x"][0] == 8
     assert "--size height=8: no input has the dimension 'height'" in refused(command(path, "--size", "height=8"))
-    for wrong in ("width", "width=", "width=0", "width=x"):
+    for wrong in ("width", "width=", "width=0", "width=x", "width=\N{ARABIC-INDIC DIGIT THREE}", f"width={'9' * 5000}"):
         assert "write it as DIM=SIZE" in refused(command(path, "--size", wrong))
 
 

@@ -301,7 +301,13 @@ def test_libraries_that_are_refused(tmp_path: Path) -> None:
         (["--gpu", "h200"], "has no target for h200 (compute capability 9.0); it has 7.5, 8.0, 8.6"),
         (["--gpu", "t4"], "has no float32 products for compute capability 7.5, and "),
         (["--gpu", "voodoo"], "voodoo"),
-        (["--workspace", "0"], "--workspace 0: give at least 1 MiB"),
+        (["--gpu", ""], "unknown GPU ''"),
+        (["--workspace", "0"], "--workspace 0: give 1 to 8796093022207 MiB"),
+        (["--workspace", str(2**43)], f"--workspace {2**43}: give 1 to 8796093022207 MiB"),
+        (
+            ["--workspace", "1", "--shapes", "time=1:8:100000"],
+            "; --workspace 1 may be too little: raise it, or leave it out",
+        ),
         (["--timing-cache", "times"], "--timing-cache: TensorRT-RTX measures nothing"),
         (["--shapes", "z=1"], "--shapes z=1: the model has no such input or axis"),
     ],
@@ -311,6 +317,14 @@ def test_options_that_are_refused(tmp_path: Path, options: list[str], message: s
     path = models.save(models.network(LSTM), tmp_path / "m.onnx")
     refused(run(path, "-o", tmp_path / "new" / "m.engine", "--plugins", plugin(), "--rtx", *options), message)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.usefixtures("rtx")
+def test_the_largest_workspace(tmp_path: Path) -> None:
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    assert (
+        run(path, "-o", tmp_path / "m.engine", "--plugins", plugin(), "--rtx", "--workspace", 2**43 - 1).exit_code == 0
+    )
 
 
 @pytest.mark.usefixtures("rtx")
@@ -444,7 +458,8 @@ def test_through_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads((tmp_path / "m.engine.json").read_text()) == report
     words = ["build-engine", str(path), "--plugins", "lib.so", "--shapes", "time=1:2:3", "--tf32"]
     assert report["command"] == words
-    refused(run(path, "-o", tmp_path / "x.engine", "--workspace", 1), "flashrnn_edge cannot build an engine of ")
+    low = ["--workspace", 1]
+    refused(run(path, "-o", tmp_path / "x.engine", *low), "the tool's reason; --workspace 1 may be too little")
     refused(run(path, "-o", tmp_path / "x.engine", "--timing-cache", tmp_path / "t"), "--timing-cache needs TensorRT's")
     two = ["--plugins", "a.so", "--plugins", "b.so"]
     refused(run(path, "-o", tmp_path / "x.engine", *two), "takes one --plugins LIB")
@@ -470,6 +485,30 @@ def test_interrupted_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         build_engine(path, tmp_path / "out" / "m.engine", log=stop)
     assert time.monotonic() - begin < 60
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tool", [False, True])
+def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: bool) -> None:
+    """No name of a GPU helps."""
+    if tool:
+        monkeypatch.setitem(sys.modules, "tensorrt", None)
+        (tmp_path / "flashrnn_edge").write_text("#!/bin/false\n")
+        (tmp_path / "flashrnn_edge").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        fake_tensorrt.install(monkeypatch)
+    plain = gpus.get
+
+    def get(name: str) -> gpus.GPU:
+        if name == "local":
+            raise FlashRNNError("--gpu local needs an NVIDIA driver; name a GPU instead: l4")
+        return plain(name)
+
+    monkeypatch.setattr(gpus, "get", get)
+    path = models.save(models.network(LSTM), tmp_path / "m.onnx")
+    result = run(path, "-o", tmp_path / "m.engine", "--gpu", "l4")
+    refused(result, "and there is none here: build it on that machine, or with --rtx")
+    assert "name a GPU" not in result.stderr
 
 
 def test_another_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

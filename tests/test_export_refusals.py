@@ -107,6 +107,8 @@ def factories(tmp_path: Path) -> Path:
         ("factories.py:net", ["--dynamic", "x:3=t"], "input 'x' has 3 axes"),
         ("factories.py:net", ["--dynamic", "x:0"], "the dimension needs a name"),
         ("factories.py:net", ["--static", "x"], "not of the form NAME:AXIS"),
+        ("factories.py:net", ["--static", "x:--1"], "not of the form NAME:AXIS"),
+        ("factories.py:net", ["--static", "x:\N{SUPERSCRIPT TWO}"], "not of the form NAME:AXIS"),
         ("factories.py:net", ["--static", "x:0", "--dynamic", "x:0=t"], "--static x:0 and --dynamic x:0=t contradict"),
         ("factories.py:net", ["--dynamic", "x:0=t", "--dynamic", "x:-3=s"], "x:0=t and --dynamic x:-3=s contradict"),
         ("factories.py:net", ["--dynamic", "x:2=features"], r"axis 2 \(features\) would be frozen at 4"),

@@ -10,6 +10,7 @@ from onnx import helper
 
 from flashrnn_deploy.engine.profiles import make_profiles
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.op import RNNSpec
 
 
 def inputs_only(*values: onnx.ValueInfoProto) -> onnx.ModelProto:
@@ -50,7 +51,10 @@ def test_profiles(options: list[str], expected: dict[str, list[tuple[int, ...]]]
         ("x=1x1:2x2:3x3", "[1, 1] does not fit the model's x float32[time, batch, 64]"),
         ("x=1x1x63", "[1, 1, 63] does not fit the model's x"),
         ("time=3:2:4", "3:2:4 is not MIN:OPT:MAX in rising order"),
-        ("batch=1x2:2x2:3x2", "has no such input or axis"),
+        ("batch=1x2:2x2:3x2", "batch is an axis and takes sizes, for example batch=1:4:16"),
+        ("time=1x2", "time is an axis and takes sizes, for example time=1:100:512"),
+        ("time=\N{ARABIC-INDIC DIGIT THREE}", "write it as NAME=MIN:OPT:MAX"),
+        (f"time={'9' * 5000}", "write it as NAME=MIN:OPT:MAX"),
     ],
 )
 def test_shapes_that_cannot_be(option: str, message: str) -> None:
@@ -80,3 +84,13 @@ def test_no_tensor_is_larger_than_those_of_tensorrt() -> None:
     assert make_profiles(TWO, ["time=1:1:33554431", "batch=1"])["x"].max == (33554431, 1, 64)
     with pytest.raises(FlashRNNError, match=r"\[33554432, 1, 64\] of the input 'x' has 2147483648 elements"):
         make_profiles(TWO, ["time=1:1:33554432", "batch=1"])
+
+
+def test_nor_is_the_projection_of_an_input() -> None:
+    """wx has N * G * H * D numbers a step and row, more than x."""
+    model = models.network(RNNSpec("lstm", 2, 8))  # 64 of them
+    assert make_profiles(model, ["time=1:1:33554431", "batch=1"])["x"].max == (33554431, 1, models.IN)
+    with pytest.raises(
+        FlashRNNError, match=r"input wx of the FlashLSTM node 'rnn', \[33554432, 1, 64\], has 2147483648"
+    ):
+        make_profiles(model, ["time=1:1:33554432", "batch=1"])

@@ -16,7 +16,7 @@ from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
 from flashrnn_deploy.engine.progress import make_monitor
 from flashrnn_deploy.engine.targets import check_products, find_device, set_targets
-from flashrnn_deploy.engine.tool import build_with_tool, find_tool
+from flashrnn_deploy.engine.tool import build_with_tool, find_tool, workspace_hint
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import final_path, load_model, new_file, new_files, printable
 from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, tensors_of
@@ -25,6 +25,7 @@ Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all and the phase."""
 
 _MIB = 1 << 20
+_MOST_WORKSPACE = (2**63 - 1) // _MIB  # TensorRT counts bytes in 64 bits, one of them the sign
 
 
 def build_engine(
@@ -66,8 +67,8 @@ def build_engine(
     model = load_model(path)
     facts, profiles = _facts(model), make_profiles(model, shapes)
     nodes = flashrnn_nodes(model, tensors_of(model))
-    if workspace is not None and workspace < 1:
-        raise FlashRNNError(f"--workspace {workspace}: give at least 1 MiB")
+    if workspace is not None and not 1 <= workspace <= _MOST_WORKSPACE:
+        raise FlashRNNError(f"--workspace {workspace}: give 1 to {_MOST_WORKSPACE} MiB")
     if rtx and timing_cache is not None:
         raise FlashRNNError("--timing-cache: TensorRT-RTX measures nothing when it builds and keeps no such file")
     output = final_path(output)
@@ -101,7 +102,7 @@ def build_engine(
             cache = _use_cache(config, timing_cache, listener)
             network.constrain(trt, net, config, nodes)
             _add_profile(builder, config, net, profiles)
-            data = _serialize(trt, listener, builder, config, net, path, progress)
+            data = _serialize(trt, listener, builder, config, net, path, workspace, progress)
             inputs, outputs = network.tensors(net)
             report = sidecar.describe(
                 data,
@@ -143,12 +144,21 @@ def _command(
         words += ["--plugins", shell.word(library)]
     for option in shapes:
         words += ["--shapes", option]
-    words += ["--gpu", gpu] if gpu else []
+    words += ["--gpu", gpu] if gpu is not None else []
     words += ["--workspace", str(workspace)] if workspace is not None else []
     return words + ["--tf32"] * tf32 + ["--rtx"] * rtx
 
 
-def _serialize(trt: Any, listener: Any, builder: Any, config: Any, net: Any, path: Path, progress: Progress) -> bytes:
+def _serialize(
+    trt: Any,
+    listener: Any,
+    builder: Any,
+    config: Any,
+    net: Any,
+    path: Path,
+    workspace: int | None,
+    progress: Progress,
+) -> bytes:
     """The engine's bytes."""
     monitor = make_monitor(trt, listener, progress)
     if monitor is not None:
@@ -156,7 +166,8 @@ def _serialize(trt: Any, listener: Any, builder: Any, config: Any, net: Any, pat
     with api.interrupts(listener):
         serialized = builder.build_serialized_network(net, config)
     if serialized is None:
-        raise FlashRNNError(f"{api.name(trt)} cannot build an engine of {path}: {listener.take()}")
+        said = f"{listener.take()}{workspace_hint(workspace)}"
+        raise FlashRNNError(f"{api.name(trt)} cannot build an engine of {path}: {said}")
     return bytes(serialized)
 
 

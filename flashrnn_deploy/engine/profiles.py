@@ -16,7 +16,7 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.feeds import describe
 from flashrnn_deploy.files import printable
 from flashrnn_deploy.graph import free_inputs
-from flashrnn_deploy.shapes import Tensor, axes_of, tensors_of, value_tensor
+from flashrnn_deploy.shapes import Tensor, axes_of, flashrnn_nodes, node_label, tensors_of, value_tensor
 
 Range = tuple[int, int, int]
 """Smallest, usual and largest size of an axis."""
@@ -27,7 +27,7 @@ RANGES: dict[str, Range] = {"time": (1, 100, 512), "batch": (1, 4, 16), "": (1, 
 MAX_ELEMENTS = 2**31 - 1
 """Of one tensor. Source: TensorRT's developer guide, "Layers and tensors": a tensor has fewer than 2^31 elements."""
 
-_SHAPE = re.compile(r"\d+(?:[xX,]\d+)*")
+_SHAPE = re.compile("[0-9]{1,18}(?:[xX,][0-9]{1,18})*")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
 
     Raises:
         FlashRNNError: an option cannot be read, names nothing, contradicts the model or another option; an input has
-            no known rank, or its largest shape is larger than any tensor of TensorRT.
+            no known rank, or its largest shape, or that of a layer's wx, is larger than any tensor of TensorRT.
     """
     inputs = {value.name: value_tensor(value) for value in free_inputs(model.graph)}
     dims, axes = _named_axes(model, inputs)
@@ -75,7 +75,13 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
         ]
         if name in inputs:
             _give_shapes(option, describe(name, inputs[name]), dims[name], shapes, axes)
-        elif name in axes and all(len(shape) == 1 for shape in shapes):
+        elif name in axes:
+            if any(len(shape) > 1 for shape in shapes):
+                small, usual, large = RANGES[axes[name].role]
+                raise FlashRNNError(
+                    f"--shapes {option}: {printable(name)} is an axis and takes sizes, for example "
+                    f"{printable(name)}={small}:{usual}:{large}"
+                )
             _give_range(option, axes[name], (shapes[0][0], shapes[1][0], shapes[2][0]))
         else:
             named = [key for key in axes if not key.startswith("?")]
@@ -90,7 +96,23 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
                 f"the largest shape {list(profile.max)} of the input '{printable(name)}' has {elements} elements, and "
                 f"a tensor of TensorRT at most {MAX_ELEMENTS}: give smaller sizes with --shapes"
             )
+    _check_projections(model, axes)
     return profiles
+
+
+def _check_projections(model: onnx.ModelProto, axes: Mapping[str, _Axis]) -> None:
+    """The largest wx of each FlashRNN op whose axes shape inference can name is no larger than a tensor may be."""
+    largest = {name: axis.range[2] if axis.range else RANGES[axis.role][2] for name, axis in axes.items()}
+    tensors = tensors_of(model)
+    for node, _ in flashrnn_nodes(model, tensors):
+        wx = tensors.get(node.input[0], Tensor(0, None)).shape or (None,)
+        sizes = [largest.get(d) if isinstance(d, str) else d for d in wx]
+        known = [size for size in sizes if size is not None]
+        if len(known) == len(sizes) and (elements := math.prod(known)) > MAX_ELEMENTS:
+            raise FlashRNNError(
+                f"the largest input wx of the {node_label(node)}, {known}, has {elements} elements, and a tensor of "
+                f"TensorRT at most {MAX_ELEMENTS}: give smaller sizes with --shapes"
+            )
 
 
 def _example(dims: Mapping[str, Sequence[int | str]], axes: Mapping[str, _Axis]) -> str:

@@ -17,15 +17,15 @@ from flashrnn_deploy.info import library_info
 
 def find_device(rtx: bool, gpu: str | None) -> gpus.GPU | None:
     """The GPU of this machine; None where there is none and none is needed."""
-    wanted = gpus.get(gpu) if gpu else None
+    wanted = gpus.get(gpu) if gpu is not None else None
     try:
         local = gpus.get("local")
     except FlashRNNError as error:
         if rtx:
             return None
         raise FlashRNNError(
-            f"TensorRT builds an engine on the GPU that is to run it, and there is none here ({error}); build it on "
-            "that machine, or with --rtx"
+            "TensorRT builds an engine on the GPU that is to run it, and there is none here: build it on that machine, "
+            "or with --rtx"
         ) from error
     if wanted and not rtx and wanted.compute_capability != local.compute_capability:
         raise FlashRNNError(
@@ -56,7 +56,7 @@ def set_targets(
         _check_code(library, code, [device.capability])
         return {"compute_capability": device.capability}
     known = {n[2:-1] + "." + n[-1]: v for n, v in trt.ComputeCapability.__members__.items() if n.startswith("SM")}
-    wanted = gpus.get(gpu) if gpu else device
+    wanted = gpus.get(gpu) if gpu is not None else device
     targets = [wanted.capability] if wanted else [name for name in known if name != "7.5"]
     if wanted and targets[0] not in known:
         raise FlashRNNError(

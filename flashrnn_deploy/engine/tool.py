@@ -34,6 +34,11 @@ def find_tool() -> str:
     return program
 
 
+def workspace_hint(workspace: int | None) -> str:
+    """What to add to a failure of TensorRT, which does not say that it had too little memory."""
+    return "" if workspace is None else f"; --workspace {workspace} may be too little: raise it, or leave it out"
+
+
 def build_with_tool(
     program: str,
     path: Path,
@@ -79,6 +84,7 @@ def build_with_tool(
         )
         raise FlashRNNError(
             f"{program} cannot build an engine of {path}: {clipped(errors[-1].removeprefix('error: '))}"
+            f"{workspace_hint(workspace)}"
         )
     report: dict[str, Any] = json.loads(sidecar.path_of(output).read_text(encoding="utf-8"))
     return report
