@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,7 +30,7 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import DOMAIN, RNNSpec
 
 SAMPLE = ROOT / "samples" / "cpp_edge"
-SOURCES = [SAMPLE / f"{name}.cc" for name in ("array", "files", "json", "onnx_file", "sidecar")]
+SOURCES = [SAMPLE / f"{name}.cc" for name in ("array", "files", "json", "onnx_file", "rebuild", "shapes", "sidecar")]
 HERE = ("8.5.3", "8.7")
 PYTHON_HERE = sidecar.Running(HERE[0], False, HERE[1])
 
@@ -44,7 +45,7 @@ def test_the_rest_compiles_against_each_release(release: str) -> None:
     headers = include(release)
     options = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
     options += ["-Wno-deprecated-declarations", "-isystem", headers, "-isystem", cuda]
-    names = ["engine", "session", "runtime", "main"] + ["builder"] * (headers / "NvOnnxParser.h").is_file()
+    names = ["arguments", "engine", "session", "runtime", "main"] + ["builder"] * (headers / "NvOnnxParser.h").is_file()
     done = subprocess.run(["g++", *options, *(SAMPLE / f"{n}.cc" for n in names)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -120,14 +121,55 @@ def test_an_edited_sidecar_is_refused_as_python_refuses_it(engine: Path, key: st
     library = engine.parent / "libflashrnn.so"
     said = refusal("sidecar", engine, *HERE, library)
     assert same_until_cure(said, python_refusal(engine, library))
-    assert "flashrnn-deploy build-engine" in said
+    assert "rebuild it with: flashrnn_edge build m.onnx --plugin libflashrnn.so" in said
+    assert f" -o {engine}" in said
+
+
+def edit(engine: Path, **changed: Any) -> None:
+    path = sidecar.path_of(engine)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+def test_the_command_that_builds_an_engine_again(engine: Path) -> None:
+    """It can be pasted into a shell, and says what the sidecar says."""
+    words = ["build-engine", "a model.onnx", "--plugins", "./it's/lib.so", "--shapes", "time=1:2:3", "--gpu", "h200",
+             "--workspace", "64", "--tf32"]  # fmt: skip
+    shapes = {"x y": {"min": [1, 1], "opt": [2, 1], "max": [3, 1]}, "s": {"min": [], "opt": [], "max": []}}
+    edit(engine, tensorrt="10.0.1", command=words, shapes=shapes, sessions=4, cublas=True)
+    said = refusal("sidecar", engine, *HERE, engine.parent / "libflashrnn.so")
+    assert shlex.split(said.split("rebuild it with: ")[1]) == [
+        "flashrnn_edge", "build", "a model.onnx", "--plugin", "./it's/lib.so", "--workspace", "64", "--tf32",
+        "--shape", "x y=1x1:2x1:3x1", "--sessions", "4", "--cublas", "-o", str(engine),
+    ]  # fmt: skip
+
+
+def test_an_engine_without_plugins_is_built_again_without(engine: Path) -> None:
+    edit(engine, tensorrt="10.0.1", plugin=None, library=None)
+    assert "build m.onnx --shape x=1x1:2x1:3x1 -o" in refusal("sidecar", engine, *HERE)
+
+
+def test_an_engine_of_tensorrt_rtx(engine: Path) -> None:
+    edit(engine, rtx=True, tensorrt="1.7.1", compute_capability=None, targets=["8.0", "8.6"])
+    said = refusal("sidecar", engine, *HERE, engine.parent / "libflashrnn.so")
+    assert f"{engine} was built with TensorRT-RTX 1.7.1 for compute capability 8.0 or 8.6; this is TensorRT 8.5" in said
+    assert (
+        "an engine of TensorRT-RTX, which this program does not run (flashrnn-deploy build-engine m.onnx --plugins "
+        f"libflashrnn.so --rtx -o {engine} makes it); for this program, rebuild it with: flashrnn_edge build" in said
+    )
 
 
 def test_what_is_missing(engine: Path) -> None:
     assert "holds the FlashRNN plugins, version 1" in refusal("sidecar", engine, *HERE)
     sidecar.path_of(engine).write_text('{"format": 1, ')
-    assert "is not JSON" in refusal("sidecar", engine, *HERE)
+    said = refusal("sidecar", engine, *HERE)
+    assert "m.engine.json is not JSON: " in said
+    assert (
+        f"; rebuild it with: flashrnn_edge build MODEL.onnx --plugin LIB --shape NAME=MIN:OPT:MAX -o {engine}" in said
+    )
     sidecar.path_of(engine).unlink()
+    sidecar.path_of(engine).mkdir()
+    assert refusal("sidecar", engine, *HERE) == f"cannot read {engine}.json: Is a directory"
+    sidecar.path_of(engine).rmdir()
     assert "has no sidecar m.engine.json" in refusal("sidecar", engine, *HERE)
 
 
@@ -141,10 +183,83 @@ def test_damaged_engines(engine: Path, change: Any) -> None:
 def test_a_sidecar_of_the_program_is_read_by_python(engine: Path) -> None:
     library = engine.parent / "libflashrnn.so"
     sidecar.path_of(engine).unlink()
-    assert call("describe", engine, engine.parent / "m.onnx", library, *HERE).returncode == 0
+    model_path = engine.parent / "m.onnx"
+    assert call("describe", engine, model_path, library, *HERE, "time=1:2:3").returncode == 0
     report = sidecar.read(engine)
     engines.check(engine, report, PYTHON_HERE, library)
     assert report["states"] == [['h"0é', "hn"]]
+    again = ["build-engine", str(model_path), "--plugins", str(library), "--shapes", "time=1:2:3", "--workspace", "64"]
+    assert report["command"] == [*again, "--tf32"]
+    said = refusal("sidecar", engine, "8.6.1", HERE[1], library)
+    options = f"build {model_path} --plugin {library} --workspace 64 --tf32 --sessions 2 --cublas -o {engine}"
+    assert said.endswith(f"rebuild it with: flashrnn_edge {options}")
+
+
+# Where an engine is written, and its shapes -----------------------------------------------------------------------
+
+
+def test_what_an_engine_would_replace(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(engine.parent)
+    assert call("output", engine).returncode == 0  # one with a sidecar
+    assert call("output", "new.engine", "m.onnx", "").returncode == 0
+    assert "there is no folder" in refusal("output", "no/m.engine")
+    assert "would replace m.onnx: choose another" in refusal("output", "./m.onnx", "m.onnx")
+    Path("m.onnx.json").symlink_to("libflashrnn.so")
+    assert "would replace libflashrnn.so" in refusal("output", "m.onnx", "libflashrnn.so")
+    assert "/dev/null is no file that could be replaced" in refusal("output", "/dev/null")
+    Path("a.json").write_text('{"format": 1}')
+    assert "would replace a.json, which is not the sidecar of an engine" in refusal("output", "a")
+
+
+def test_files_keep_their_kind(tmp_path: Path) -> None:
+    """A link stays one; a folder is named, not written into or read."""
+    np.save(tmp_path / "x.npy", np.ones(3, np.float32))
+    (tmp_path / "there.npy").touch()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "there.npy")
+    assert call("npy", tmp_path / "x.npy", "float32", tmp_path / "link.npy").returncode == 0
+    assert (tmp_path / "link.npy").is_symlink()
+    np.testing.assert_array_equal(np.load(tmp_path / "there.npy"), np.ones(3))
+    assert refusal("npy", tmp_path, "float32", tmp_path / "y.npy") == f"cannot read {tmp_path}: Is a directory"
+    assert f"cannot write {tmp_path}" in refusal("npy", tmp_path / "x.npy", "float32", tmp_path)
+
+
+SHAPES = [("x", "time", "batch", 6), ("h", 1, "batch", None), ("s",)]
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    values = [engines.info(name, *dims) for name, *dims in SHAPES]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values, [engines.info("y")])
+    return models.save(helper.make_model(graph), tmp_path_factory.mktemp("dynamic") / "m.onnx")
+
+
+def test_shapes_of_inputs_and_axes(dynamic: Path) -> None:
+    done = call("shapes", dynamic, "time=1:5:9", "batch=2", "h=1x2x3:1x2x4:1x2x7")
+    assert done.stdout.splitlines() == [
+        "h [1, 2, 3] [1, 2, 4] [1, 2, 7]", "s [] [] []", "x [1, 2, 6] [5, 2, 6] [9, 2, 6]"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "axis 1 of the input h [1, -1, -1] has no size: give --shape batch=1:100:512"),
+        (["batch=2", "time=1"], "axis 2 of the input h [1, -1, -1] has no size: give --shape h=MIN:OPT:MAX"),
+        (["time=5:1:3"], "--shape time=5:1:3: 5:1:3 is not MIN:OPT:MAX in rising order"),
+        (["x=1x2x6:2x1x6:3x3x6"], "2:1:3 is not MIN:OPT:MAX in rising order"),
+        (["time=a:b:c"], "--shape time=a:b:c: write it as NAME=MIN:OPT:MAX"),
+        (["time=1:2"], "--shape time=1:2: give one shape, or MIN:OPT:MAX"),
+        (["time=1x2"], "--shape time=1x2: time is an axis and has one size"),
+        (["time"], "--shape time: write it as"),
+        (["=3"], "--shape =3: write it as"),
+        (["tim=3"], "--shape tim=3: the model has no input or axis of this name; its inputs are h, s, x"),
+        (["h=1x2x3", "batch=4"], "--shape batch=4: another --shape gives the axis 1 of h the size 2"),
+        (["x=1x1x7", "h=1x1x1"], "--shape x=1x1x7: [1, 1, 7] does not fit the model's x [-1, -1, 6]"),
+        (["x=100000x100000x6", "h=1x1x1"], "has more than 2147483647 elements"),
+    ],
+)
+def test_shapes_that_cannot_be(dynamic: Path, options: list[str], message: str) -> None:
+    assert message in refusal("shapes", dynamic, *options)
 
 
 # Models -----------------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@
 #include <NvOnnxParser.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 
 #include "error.h"
 #include "files.h"
 #include "onnx_file.h"
+#include "rebuild.h"
 #include "runtime.h"
+#include "shapes.h"
 
 namespace flashrnn_edge {
 namespace {
@@ -21,80 +22,7 @@ using nvinfer1::OptProfileSelector;
 
 constexpr OptProfileSelector kSelectors[] = {OptProfileSelector::kMIN, OptProfileSelector::kOPT,
                                              OptProfileSelector::kMAX};
-constexpr std::int64_t kMaxElements = 0x7fffffff;  // of one tensor (TensorRT's developer guide)
 constexpr const char* kSelectorNames[] = {"min", "opt", "max"};
-
-// "1x1x64:100x4x64:512x16x64"; one shape alone is all three.
-std::vector<Dims> parse_range(const std::string& option, const std::string& text) {
-  std::vector<Dims> shapes(1);
-  for (const char* at = text.c_str();;) {
-    char* end = nullptr;
-    shapes.back().push_back(std::strtoll(at, &end, 10));
-    const bool good =
-        end != at && shapes.back().back() >= 0 && (*end == 'x' || *end == ',' || *end == ':' || *end == '\0');
-    if (!good) fail("--shape ", option, ": write it as NAME=MIN:OPT:MAX, for example x=1x1x64:100x4x64:512x16x64");
-    if (*end == '\0') break;
-    if (*end == ':') shapes.emplace_back();
-    at = end + 1;
-  }
-  if (shapes.size() == 1) shapes.resize(3, shapes[0]);
-  if (shapes.size() != 3) fail("--shape ", option, ": give one shape, or MIN:OPT:MAX");
-  return shapes;
-}
-
-// The three shapes of an input from the options that name it or its axes.
-std::vector<Dims> profile_of(const std::string& input, const Dims& dims, const OnnxFile& file,
-                             const BuildOptions& options) {
-  std::vector<Dims> shapes(3, dims);
-  const auto found = file.inputs.find(input);
-  for (const std::string& option : options.shapes) {
-    const std::size_t equals = option.rfind('=');
-    if (equals == std::string::npos) fail("--shape ", option, ": write it as NAME=MIN:OPT:MAX");
-    const std::string name = option.substr(0, equals);
-    const std::vector<Dims> given = parse_range(option, option.substr(equals + 1));
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (name == input) {
-        bool fits = given[i].size() == dims.size();
-        for (std::size_t axis = 0; fits && axis < dims.size(); ++axis)
-          fits = dims[axis] < 0 || dims[axis] == given[i][axis];
-        if (!fits) fail("--shape ", option, ": ", text(given[i]), " does not fit the model's ", input, " ", text(dims));
-        shapes[i] = given[i];
-      }
-      for (std::size_t axis = 0; axis < dims.size() && found != file.inputs.end(); ++axis) {
-        if (dims[axis] < 0 && axis < found->second.size() && found->second[axis] == name)
-          shapes[i][axis] = given[i].at(0);
-      }
-    }
-  }
-  for (std::size_t axis = 0; axis < dims.size(); ++axis) {
-    if (shapes[0][axis] >= 0) continue;
-    const bool named = found != file.inputs.end() && axis < found->second.size() && !found->second[axis].empty();
-    fail("axis ", axis, " of the input ", input, " ", text(dims), " has no size: give --shape ",
-         named ? found->second[axis] + "=1:100:512" : input + "=MIN:OPT:MAX");
-  }
-  std::int64_t elements = 1;
-  for (const std::int64_t size : shapes[2]) {
-    if (size > 0 && elements > kMaxElements / size) {
-      fail("the largest shape ", text(shapes[2]), " of the input ", input, " has more than ", kMaxElements,
-           " elements, and no tensor of TensorRT has: give a smaller --shape");
-    }
-    elements *= size;
-  }
-  return shapes;
-}
-
-void check_shape_names(const OnnxFile& file, const BuildOptions& options) {
-  for (const std::string& option : options.shapes) {
-    const std::string name = option.substr(0, option.rfind('='));
-    bool known = false;
-    std::string names;
-    for (const auto& [input, axes] : file.inputs) {
-      known = known || name == input || std::find(axes.begin(), axes.end(), name) != axes.end();
-      names += (names.empty() ? "" : ", ") + input;
-    }
-    if (!known) fail("--shape ", option, ": the model has no input or axis of this name; its inputs are ", names);
-  }
-}
 
 void check_plugins(const OnnxFile& file) {
   for (const OnnxNode& node : file.nodes) {
@@ -176,11 +104,13 @@ void add_model_facts(const OnnxFile& file, Json& facts) {
 }  // namespace
 
 void build_engine(const std::string& model, const std::string& engine, const BuildOptions& options) {
+  check_tensorrt();
+  check_output(engine, {model, options.plugin});
   const OnnxFile file = read_onnx(read_file(model), model);
-  check_shape_names(file, options);
-  const Running here = running({});
+  check_shapes(file, options.shapes);
   if (!options.plugin.empty()) load_plugin(options.plugin);
   check_plugins(file);
+  const Running here = running({});
 
   Log log(options.verbose);
   const std::unique_ptr<nvinfer1::IBuilder> builder(nvinfer1::createInferBuilder(log));
@@ -206,7 +136,7 @@ void build_engine(const std::string& model, const std::string& engine, const Bui
   for (int i = 0; i < network->getNbInputs(); ++i) {
     const nvinfer1::ITensor& input = *network->getInput(i);
     const Dims dims = from_nv(input.getDimensions());
-    const std::vector<Dims> sizes = profile_of(input.getName(), dims, file, options);
+    const std::vector<Dims> sizes = profile_of(input.getName(), dims, file, options.shapes);
     Json entry = Json::object();
     for (std::size_t k = 0; k < 3; ++k) entry.members.emplace_back(kSelectorNames[k], shape_json(sizes[k]));
     shapes.members.emplace_back(input.getName(), entry);
@@ -232,6 +162,7 @@ void build_engine(const std::string& model, const std::string& engine, const Bui
   facts.members.emplace_back("shapes", shapes);
   facts.members.emplace_back("dtypes", dtypes);
   add_model_facts(file, facts);
+  add_command(model, options, facts);
   write_file(engine, bytes);
   write_file(sidecar_path(engine), facts.dump() + "\n");
 }

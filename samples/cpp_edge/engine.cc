@@ -8,6 +8,7 @@ namespace flashrnn_edge {
 
 Engine::Engine(const std::string& path, const std::vector<std::string>& plugins, bool trust, bool verbose)
     : log_(std::make_unique<Log>(verbose)) {
+  check_tensorrt();
   const std::string bytes = read_file(path);
   Json sidecar;
   if (!trust) {

@@ -11,11 +11,16 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-template <class... Parts>
+// A mistake in the command line alone.
+struct UsageError : Error {
+  using Error::Error;
+};
+
+template <class Kind = Error, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
-  throw Error(text.str());
+  throw Kind(text.str());
 }
 
 // A message of TensorRT's, which may have line ends, for one line.

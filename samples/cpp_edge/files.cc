@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <memory>
+#include <vector>
 
 #include "error.h"
 
@@ -48,19 +50,28 @@ void compress(std::array<std::uint32_t, 8>& state, const unsigned char* block) {
 }  // namespace
 
 std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("cannot read ", path, ": ", std::strerror(errno));
-  std::string contents{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) fail("cannot read ", path, ": ", std::strerror(errno));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (file == nullptr) fail("cannot read ", path, ": ", std::strerror(errno));
+  std::string contents;
+  std::vector<char> block(1 << 20);
+  while (const std::size_t count = std::fread(block.data(), 1, block.size(), file.get())) {
+    contents.append(block.data(), count);
+  }
+  if (std::ferror(file.get()) != 0) fail("cannot read ", path, ": ", std::strerror(errno));  // a folder, for one
   return contents;
 }
 
 void write_file(const std::string& path, const std::string& contents) {
-  const std::string scratch = path + ".new";
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (there && !fs::is_regular_file(path, error)) fail("cannot write ", path, ": it is no file that could be replaced");
+  const std::string target = there ? fs::canonical(path, error).string() : path;  // a link stays one
+  const std::string scratch = target + ".new";
   std::ofstream file(scratch, std::ios::binary | std::ios::trunc);
   file.write(contents.data(), static_cast<std::streamsize>(contents.size()));
   file.close();
-  if (!file || std::rename(scratch.c_str(), path.c_str()) != 0) {
+  if (!file || std::rename(scratch.c_str(), target.c_str()) != 0) {
     const std::string why = std::strerror(errno);
     std::remove(scratch.c_str());
     fail("cannot write ", path, ": ", why);

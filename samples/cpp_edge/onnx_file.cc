@@ -116,6 +116,7 @@ void read_initializer(const Field& message, OnnxFile& file) {
 
 void read_input(const Field& message, OnnxFile& file) {
   std::vector<std::string> names;
+  Dims dims;
   for_each_field(message, [&](const Field& type) {
     if (type.number != 2) return;
     for_each_field(type, [&](const Field& tensor) {
@@ -123,11 +124,18 @@ void read_input(const Field& message, OnnxFile& file) {
       for_each_field(tensor, [&](const Field& shape) {
         if (shape.number == 1) file.types[text_of(message, 1)] = static_cast<std::int64_t>(shape.value);
         if (shape.number != 2) return;
-        for_each_field(shape, [&](const Field& dim) { names.push_back(text_of(dim, 2)); });
+        for_each_field(shape, [&](const Field& dim) {
+          names.push_back(text_of(dim, 2));
+          dims.push_back(-1);
+          for_each_field(dim, [&](const Field& field) {
+            if (field.number == 1) dims.back() = static_cast<std::int64_t>(field.value);
+          });
+        });
       });
     });
   });
   file.inputs[text_of(message, 1)] = names;
+  file.input_dims[text_of(message, 1)] = dims;
 }
 
 // Protobuf's encoding of what is added.

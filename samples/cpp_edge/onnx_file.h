@@ -24,6 +24,7 @@ struct OnnxFile {
   std::map<std::string, Dims> initializers;                // dims by name
   std::map<std::string, std::int64_t> types;               // of initializers and inputs: TensorProto.DataType
   std::map<std::string, std::vector<std::string>> inputs;  // of the graph: names of dims, "" where they are sizes
+  std::map<std::string, Dims> input_dims;                  // sizes of the same, -1 where they are names
 };
 
 inline constexpr std::int64_t kOnnxFloat16 = 10, kOnnxBfloat16 = 16;

@@ -37,7 +37,7 @@ std::string Log::take() {
 // A library for TensorRT 8 registers itself; one for newer releases is registered by TensorRT.
 void load_plugin(const std::string& path) {
   static std::set<std::string> loaded;
-  if (!loaded.insert(path).second) return;
+  if (loaded.count(path) != 0) return;
   if (path.find('/') == std::string::npos) return load_plugin("./" + path);  // else the system's folders are searched
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) fail("cannot load the plugin library: ", dlerror());
@@ -46,7 +46,14 @@ void load_plugin(const std::string& path) {
     fail(path, " holds no plugins for TensorRT 10 and newer: build it with --tensorrt-include");
   }
   if (getPluginRegistry()->loadLibrary(path.c_str()) == nullptr) fail("TensorRT does not take the plugins of ", path);
+#else
+  if (dlsym(library, "getCreators") != nullptr) {
+    fail(path,
+         " is the library for TensorRT 10 and newer, and this is TensorRT 8: pass libflashrnn_trt8.so, which "
+         "`flashrnn-deploy build-plugins MODEL.onnx --gpu GPU --tensorrt 8 --tensorrt-include DIR -o DIR` makes");
+  }
 #endif
+  loaded.insert(path);
 }
 
 bool has_plugin(const std::string& op_type) {
@@ -57,12 +64,25 @@ bool has_plugin(const std::string& op_type) {
 #endif
 }
 
-Running running(std::vector<std::string> plugins) {
+Version tensorrt_version() {
   const int version = getInferLibVersion();  // 8503 is 8.5.3, 101401 is 10.14.1
   const int unit = version < 10000 ? 1000 : 10000;
+  return {version / unit, version % unit / 100, version % 100};
+}
+
+// A newer minor version of the library keeps the interfaces of the older ones (TensorRT's component versioning).
+void check_tensorrt() {
+  const Version library = tensorrt_version();
+  if (library.major == NV_TENSORRT_MAJOR && library.minor >= NV_TENSORRT_MINOR) return;
+  fail("this program was compiled with the headers of TensorRT ", NV_TENSORRT_MAJOR, ".", NV_TENSORRT_MINOR,
+       " and runs with the library of TensorRT ", library.text(), ", whose interfaces are others: compile it with the ",
+       "headers of that library (cmake -DTENSORRT_ROOT=DIR), or put the library of ", NV_TENSORRT_MAJOR, ".",
+       NV_TENSORRT_MINOR, " into LD_LIBRARY_PATH");
+}
+
+Running running(std::vector<std::string> plugins) {
   Running here;
-  here.tensorrt =
-      std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." + std::to_string(version % 100);
+  here.tensorrt = tensorrt_version().text();
   int device = 0, major = 0, minor = 0;
   check_cuda(cudaGetDevice(&device), "no CUDA device");
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "no CUDA device");

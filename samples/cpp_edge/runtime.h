@@ -32,6 +32,13 @@ class Log final : public nvinfer1::ILogger {
 void load_plugin(const std::string& path);
 bool has_plugin(const std::string& op_type);
 
+struct Version {
+  int major, minor, patch;
+  std::string text() const { return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch); }
+};
+Version tensorrt_version();  // of the loaded library
+void check_tensorrt();       // throws Error where it does not have the interfaces that this program was compiled for
+
 // The loaded TensorRT and the current device. Throws Error where there is no device.
 Running running(std::vector<std::string> plugins);
 

@@ -1,16 +1,18 @@
 #include "sidecar.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 
 #include "error.h"
 #include "files.h"
+#include "rebuild.h"
 
 namespace flashrnn_edge {
 namespace {
 
 constexpr int kFormat = 1;
-constexpr const char* kToolVersion = "0.1.0";
 
 Json file_facts(const std::string& path, const std::string& bytes) {
   return Json::object(
@@ -19,11 +21,6 @@ Json file_facts(const std::string& path, const std::string& bytes) {
 
 std::string file_of(const Json& entry, const char* unknown) {
   return entry["file"].kind == Json::kString ? entry["file"].string : unknown;
-}
-
-std::string rebuild(const std::string& engine, const Json& sidecar) {
-  return "rebuild it with: flashrnn-deploy build-engine " + file_of(sidecar["model"], "MODEL.onnx") + " --plugins " +
-         file_of(sidecar["library"], "LIB") + " -o " + engine + " (or flashrnn_edge build, with the same arguments)";
 }
 
 void check_form(const std::string& engine, const Json& sidecar) {
@@ -79,6 +76,30 @@ void check_library(const std::string& engine, const Json& sidecar, const Running
 
 std::string sidecar_path(const std::string& engine) { return engine + ".json"; }
 
+void check_output(const std::string& engine, const std::vector<std::string>& inputs) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::absolute(engine, error).parent_path();
+  if (!fs::is_directory(folder, error)) fail("-o ", engine, ": there is no folder ", folder.string());
+  if (::access(folder.c_str(), W_OK) != 0) fail("-o ", engine, ": the folder ", folder.string(), " cannot be written");
+  for (const std::string& path : {engine, sidecar_path(engine)}) {
+    if (fs::exists(path, error) && !fs::is_regular_file(path, error))
+      fail("-o ", engine, ": ", path, " is no file that could be replaced; choose another name");
+    for (const std::string& input : inputs) {
+      if (fs::equivalent(path, input, error)) fail("-o ", engine, " would replace ", input, ": choose another name");
+    }
+  }
+  const std::string path = sidecar_path(engine);
+  if (!fs::exists(path, error)) return;
+  Json there;
+  try {
+    there = parse_json(read_file(path), path);
+  } catch (const Error&) {  // said below
+  }
+  if (there["format"].kind != Json::kNumber || there["engine"].kind != Json::kObject)
+    fail("-o ", engine, " would replace ", path, ", which is not the sidecar of an engine: choose another name");
+}
+
 Json describe_engine(const std::string& engine_bytes, const std::string& model, const std::string& plugin,
                      const Running& here) {
   Json facts = Json::object();
@@ -99,13 +120,20 @@ Json describe_engine(const std::string& engine_bytes, const std::string& model, 
 
 Json read_sidecar(const std::string& engine) {
   const std::string path = sidecar_path(engine);
-  if (!std::ifstream(path)) {
+  std::error_code error;  // another reason than that there is none is read_file's to tell
+  if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found) {
     fail(
         engine, " has no sidecar ", file_name(path),
         ", which says what it was built for: build it with `flashrnn-deploy build-engine` or `flashrnn_edge build`, or "
         "pass --trust-engine to run an engine that you trust");
   }
-  Json sidecar = parse_json(read_file(path), "the sidecar " + path);
+  const std::string text = read_file(path);
+  Json sidecar;
+  try {
+    sidecar = parse_json(text, "the sidecar " + path);
+  } catch (const Error& damage) {
+    fail(damage.what(), "; ", rebuild(engine, {}));
+  }
   check_form(engine, sidecar);
   return sidecar;
 }
@@ -125,9 +153,13 @@ void check_bytes(const std::string& engine, const std::string& engine_bytes, con
 void check_place(const std::string& engine, const Json& sidecar, const Running& here) {
   const std::string product = sidecar["rtx"].boolean ? "TensorRT-RTX" : "TensorRT";
   const std::string &tensorrt = sidecar["tensorrt"].string, &capability = sidecar["compute_capability"].string;
+  std::string targets = capability;
+  for (const Json& target : sidecar["targets"].items) {
+    if (capability.empty()) targets += (targets.empty() ? "" : " or ") + target.string;
+  }
   if (sidecar["rtx"].boolean || tensorrt != here.tensorrt || capability != here.compute_capability) {
     fail(engine, " was built with ", product, " ", tensorrt, " for compute capability ",
-         capability.empty() ? "(none)" : capability, "; this is TensorRT ", here.tensorrt, " on compute capability ",
+         targets.empty() ? "(none)" : targets, "; this is TensorRT ", here.tensorrt, " on compute capability ",
          here.compute_capability, "; ", rebuild(engine, sidecar));
   }
   check_library(engine, sidecar, here);

@@ -9,6 +9,7 @@
 
 namespace flashrnn_edge {
 
+inline constexpr const char* kToolVersion = "0.1.0";  // flashrnn_deploy's
 inline constexpr const char* kPluginVersion = "1";
 inline constexpr const char* kPluginNamespace = "";
 
@@ -20,7 +21,11 @@ struct Running {
 
 std::string sidecar_path(const std::string& engine);
 
-// What is the same for every engine; the caller adds shapes, states, axes, lengths and dtypes.
+// Throws Error where an engine and its sidecar cannot be written here, or would replace one of `inputs` or a file that
+// is no sidecar.
+void check_output(const std::string& engine, const std::vector<std::string>& inputs);
+
+// What is the same for every engine; the caller adds shapes, states, axes, lengths, dtypes and options.
 Json describe_engine(const std::string& engine_bytes, const std::string& model, const std::string& plugin,
                      const Running& here);
 

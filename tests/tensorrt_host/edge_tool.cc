@@ -2,7 +2,9 @@
 //   edge_tool sidecar ENGINE TENSORRT CAPABILITY [PLUGIN...]   checks as Engine does
 //   edge_tool model MODEL.onnx OUT.onnx                        writes what goes to the parser, prints what was read
 //   edge_tool npy IN.npy TYPE OUT.npy                          converts
-//   edge_tool describe ENGINE MODEL.onnx PLUGIN TENSORRT CAPABILITY
+//   edge_tool describe ENGINE MODEL.onnx PLUGIN TENSORRT CAPABILITY [SHAPE...]
+//   edge_tool shapes MODEL.onnx [SHAPE...]                     prints the profile of each input
+//   edge_tool output ENGINE [INPUT...]                         checks where an engine is to be written
 #include <cstdio>
 #include <exception>
 
@@ -10,6 +12,8 @@
 #include "error.h"
 #include "files.h"
 #include "onnx_file.h"
+#include "rebuild.h"
+#include "shapes.h"
 #include "sidecar.h"
 
 using namespace flashrnn_edge;
@@ -37,7 +41,25 @@ int main(int argc, char** argv) {
       Json facts = describe_engine(read_file(engine), words.at(2), words.at(3), {words.at(4), words.at(5), {}});
       for (const char* key : {"shapes", "axes", "dtypes"}) facts.members.emplace_back(key, Json::object());
       facts.members.emplace_back("states", Json::array({Json::array({"h\"0\u00e9", "hn"})}));
+      BuildOptions options;
+      options.plugin = words[3];
+      options.shapes.assign(words.begin() + 6, words.end());
+      options.sessions = 2;
+      options.workspace_mib = 64;
+      options.tf32 = options.cublas = true;
+      add_command(words[2], options, facts);
       write_file(sidecar_path(engine), facts.dump());
+    } else if (command == "shapes") {
+      const OnnxFile file = read_onnx(read_file(words.at(1)), words[1]);
+      const std::vector<std::string> options(words.begin() + 2, words.end());
+      check_shapes(file, options);
+      for (const auto& [input, dims] : file.input_dims) {
+        std::printf("%s", input.c_str());
+        for (const Dims& shape : profile_of(input, dims, file, options)) std::printf(" %s", text(shape).c_str());
+        std::printf("\n");
+      }
+    } else if (command == "output") {
+      check_output(words.at(1), {words.begin() + 2, words.end()});
     } else {
       fail("unknown command ", command);
     }
