@@ -14,7 +14,8 @@ from flashrnn_deploy.info import library_info
 from flashrnn_deploy.op import RNNSpec
 from flashrnn_deploy.shapes import flashrnn_nodes, node_label, tensors_of
 
-_CURE = "flashrnn-deploy build-plugins MODEL --gpu local builds what there is for a model"
+_CURE = "flashrnn-deploy build-plugins MODEL --gpu {} builds what there is for a model"
+_CURE_HERE = _CURE.format("local")
 
 
 def cuda_notes(model: onnx.ModelProto, plugins: Sequence[Path]) -> list[str]:
@@ -36,14 +37,35 @@ def shortfall(path: Path, facts: Mapping[str, Any], nodes: Mapping[str, RNNSpec]
     if not nodes:
         return ""
     if not facts.get("cuda_architectures"):
-        return f"{path} holds no CUDA kernels: the FlashRNN ops run on the CPU; {_CURE}"
-    here = [k for k in facts.get("kernels", ()) if capability in (None, k["compute_capability"])]
-    slow = [name for name, spec in nodes.items() if not kernel_table.covering(here, spec)]
-    if not slow:
+        return f"{path} holds no CUDA kernels: the FlashRNN ops run on the CPU; {_CURE_HERE}"
+    slow = _slow(facts, nodes, capability)
+    return f"{_runs_slowly(path, slow, 'this GPU')}; {_CURE_HERE}" if slow else ""
+
+
+def engine_shortfall(
+    path: Path, facts: Mapping[str, Any], nodes: Mapping[str, RNNSpec], capabilities: Sequence[str]
+) -> str:
+    """What a library lacks for ``nodes`` in an engine for ``capabilities`` ("8.6"), in one sentence.
+
+    Nothing is said of a library that does not say which CUDA kernels it holds.
+    """
+    if not facts.get("cuda_architectures"):
         return ""
+    slow = {name: found for name in capabilities if (found := _slow(facts, nodes, int(name.replace(".", ""))))}
+    names = dict.fromkeys(name for found in slow.values() for name in found)
+    where = f"compute capability {' or '.join(slow)}"
+    return f"{_runs_slowly(path, list(names), where)}; {_CURE.format('GPU')}" if slow else ""
+
+
+def _slow(facts: Mapping[str, Any], nodes: Mapping[str, RNNSpec], capability: int | None) -> list[str]:
+    here = [k for k in facts.get("kernels", ()) if capability in (None, k["compute_capability"])]
+    return [name for name, spec in nodes.items() if not kernel_table.covering(here, spec)]
+
+
+def _runs_slowly(path: Path, names: Sequence[str], where: str) -> str:
     return (
-        f"{path} holds no kernel of its own for {_listed(slow)} on this GPU, and the slower alternating kernel runs "
-        f"{'it' if len(slow) == 1 else 'them'}; {_CURE}"
+        f"{path} holds no kernel of its own for {_listed(names)} on {where}, and the slower alternating kernel runs "
+        f"{'it' if len(names) == 1 else 'them'}"
     )
 
 

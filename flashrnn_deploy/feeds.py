@@ -16,6 +16,7 @@ from flashrnn_deploy.shapes import (
     Axes,
     Tensor,
     Tensors,
+    describe,
     dtype_name,
     node_label,
     numpy_dtype,
@@ -26,12 +27,6 @@ from flashrnn_deploy.streaming import length_inputs
 
 Bindings = dict[str, tuple[int, str]]
 """Size of each named dimension, and the input that set it."""
-
-
-def describe(name: str, tensor: Tensor) -> str:
-    """``name dtype[dims]`` for messages."""
-    dims = "?" if tensor.shape is None else ", ".join("?" if d is None else printable(str(d)) for d in tensor.shape)
-    return f"{printable(name)} {dtype_name(tensor.dtype)}[{dims}]"
 
 
 def read_feeds(options: Sequence[str]) -> dict[str, Array]:

@@ -10,9 +10,8 @@ import onnx
 
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.feeds import describe
 from flashrnn_deploy.graph import free_inputs, walk_nodes
-from flashrnn_deploy.shapes import Axes, Tensor, Tensors, dim_names, numpy_dtype, value_tensor
+from flashrnn_deploy.shapes import Axes, Tensor, Tensors, describe, dim_names, numpy_dtype, value_tensor
 from flashrnn_deploy.streaming import length_inputs
 
 CASES = ((1, 1), (2, 11), (7, 3))

@@ -13,7 +13,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.files import json_metadata
+from flashrnn_deploy.files import json_metadata, printable
 from flashrnn_deploy.graph import shape_of, walk_graphs, walk_nodes
 from flashrnn_deploy.op import (
     DTYPES,
@@ -77,6 +77,12 @@ def value_tensor(value: onnx.ValueInfoProto) -> Tensor:
     """dtype and dimensions that a value info declares."""
     shape = shape_of(value)
     return Tensor(value.type.tensor_type.elem_type, None if shape is None else tuple(shape))
+
+
+def describe(name: str, tensor: Tensor) -> str:
+    """``name dtype[dims]`` for messages."""
+    dims = "?" if tensor.shape is None else ", ".join("?" if d is None else printable(str(d)) for d in tensor.shape)
+    return f"{printable(name)} {dtype_name(tensor.dtype)}[{dims}]"
 
 
 def tensors_of(model: onnx.ModelProto) -> dict[str, Tensor]:

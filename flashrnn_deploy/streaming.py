@@ -22,6 +22,7 @@ from flashrnn_deploy.shapes import (
     Axes,
     Tensors,
     attribute,
+    describe,
     is_standard_rnn,
     node_label,
     spec_of,
@@ -108,7 +109,7 @@ def check_chunkable(
             known; or an output has none. The node or tensor is named.
     """
     if not any(axes[v.name].time is not None for v in model.graph.input if v.name not in pairs):
-        dims = {v.name: list(value_tensor(v).shape or ()) for v in model.graph.input}
+        dims = "; ".join(describe(v.name, value_tensor(v)) for v in model.graph.input) or "there is none"
         raise FlashRNNError(
             f"--chunk: no input has a known time axis ({dims}); export the model with a dynamic time axis, or convert "
             "it with `flashrnn-deploy convert`"

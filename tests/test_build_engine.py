@@ -34,7 +34,8 @@ from onnx import TensorProto, helper
 from flashrnn_deploy import gpus
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.cli import main
-from flashrnn_deploy.engine import api, network, sidecar
+from flashrnn_deploy.engine import api, network, sidecar, targets
+from flashrnn_deploy.engine import build as build_module
 from flashrnn_deploy.engine.build import build_engine
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.exporters import convert_file, export
@@ -290,7 +291,7 @@ def test_libraries_that_are_refused(tmp_path: Path) -> None:
     )
     refused(run(*command, library()), f"{library()} {without} --tensorrt-include DIR")
     eight = engines.library(tmp_path / "libeight.so", engines.INFO.format("8.5"))
-    refused(run(*command, eight), "was built for TensorRT 8.5, and this is version 1.7.1")
+    refused(run(*command, eight), "was built for TensorRT 8.5, and this is TensorRT-RTX 1.7.1")
     refused(run(*command, tmp_path / "none.so"), "there is no plugin library")
     assert not (tmp_path / "m.engine").exists()
 
@@ -338,6 +339,26 @@ def test_outputs_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.engine.json").write_text('{"mine": 1}')
     refused(run(path, "-o", tmp_path / "m.engine", "--rtx"), f"would replace {tmp_path / 'm.engine.json'}, which is no")
     assert (tmp_path / "m.engine.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.usefixtures("rtx")
+def test_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that the library does not hold, once; and what a model without a time axis is, for a step of it."""
+    model = models.network(LSTM)
+    models.set_metadata(
+        model, "flashrnn.axes", {n: {"time": None, "batch": None} for n in ("x", "state0", "out", "state1")}
+    )
+    path = models.save(model, tmp_path / "m.onnx")
+    monkeypatch.setattr(api, "is_ours", lambda handle: True)
+    for module in (build_module, targets):
+        monkeypatch.setattr(module, "library_info", lambda path: {"cuda_architectures": ["86"], "kernels": []})
+    result = run(path, "-o", tmp_path / "m.engine", "--plugins", plugin(), "--rtx")
+    assert result.exit_code == 0, result.output
+    slow, step = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+    assert (
+        "holds no kernel of its own for rnn on compute capability 8.6 or 8.9, and the slower alternating kernel" in slow
+    )
+    assert step.startswith("note: it has no known time axis: each run takes whole inputs, such as one step, ")
 
 
 @pytest.mark.usefixtures("rtx")

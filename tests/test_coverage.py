@@ -54,3 +54,17 @@ def test_a_library_without_cuda_is_named() -> None:
     model = models.network(RNNSpec("gru", 1, 4))
     (text,) = coverage.cuda_notes(model, [library()])
     assert text.startswith(f"{library()} holds no CUDA kernels: the FlashRNN ops run on the CPU")
+
+
+def test_an_engine_is_told_of_each_target() -> None:
+    """Kernels are compiled for one compute capability; other targets run the alternating kernel, or none is named."""
+    both = {"encoder": BUILT, "other": RNNSpec("gru", 1, 128, dtype="float16")}
+    assert coverage.engine_shortfall(LIB, facts(BUILT), {"encoder": BUILT}, ["9.0"]) == ""
+    assert coverage.engine_shortfall(LIB, {}, both, ["9.0"]) == ""
+    text = coverage.engine_shortfall(LIB, facts(BUILT), both, ["8.6", "9.0", "12.0"])
+    assert text.startswith(
+        "lib.so holds no kernel of its own for encoder, other on compute capability 8.6 or 9.0 or 12.0,"
+    )
+    text = coverage.engine_shortfall(LIB, facts(BUILT), {"encoder": BUILT}, ["8.6", "9.0"])
+    assert text.startswith("lib.so holds no kernel of its own for encoder on compute capability 8.6, and the slower ")
+    assert text.endswith("; flashrnn-deploy build-plugins MODEL --gpu GPU builds what there is for a model")

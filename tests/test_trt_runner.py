@@ -329,7 +329,7 @@ def test_libraries(cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tm
         TrtRunner(engine, [without])
     for eight in (engines.library(tmp_path / "libeight.so", engines.INFO.format("8.5")),):
         with pytest.raises(
-            FlashRNNError, match=r"libeight\.so was built for TensorRT 8\.5, and this is version 10\.14\.1"
+            FlashRNNError, match=r"libeight\.so was built for TensorRT 8\.5, and this is TensorRT 10\.14\.1"
         ):
             TrtRunner(engine, [eight])
     broken = tmp_path / "libbroken.so"

@@ -37,8 +37,11 @@ def build_engine(model: Path, output: Path, verbose: bool, as_json: bool, **opti
     from flashrnn_deploy import shell
     from flashrnn_deploy.engine.build import build_engine as build
 
+    notes: list[str] = []
     with progress(verbose) as (show, log):
-        report = build(model, output, progress=show, log=log, **options)
+        report = build(model, output, progress=show, log=log, note=notes.append, **options)
+    for text in notes:
+        note(text)
     if as_json:
         print_json(report)
         return
@@ -49,7 +52,9 @@ def build_engine(model: Path, output: Path, verbose: bool, as_json: bool, **opti
     libraries = [word for path in options["plugins"] for word in ("--plugins", path)]
     line = shell.command("run", output, "--backend", "tensorrt", *libraries, "--input", "NAME=FILE.npy", "-o", "DIR")
     click.echo(f"{size}, for compute capability {target}; run it with: {line}")
-    if report["no_chunks"]:
+    if all(axes["time"] is None for axes in report["axes"].values()):
+        note("it has no known time axis: each run takes whole inputs, such as one step, and run --chunk does not apply")
+    elif report["no_chunks"]:
         note(f"it runs whole sequences only: {report['no_chunks']}")
 
 

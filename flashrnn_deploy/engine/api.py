@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from flashrnn_deploy.errors import FlashRNNError
@@ -172,8 +173,8 @@ def _registers(trt: Any, library: Path, handle: ctypes.CDLL) -> bool:
     cure = f"{BUILD_LIBRARY}{' --tensorrt 8' if old else ''}"
     if built:
         raise FlashRNNError(
-            f"the plugin library {library} was built for TensorRT {built}, and this is version {version(trt)}; build "
-            f"another: {cure}"
+            f"the plugin library {library} was built for TensorRT {built}, and this is {name(trt)}; build another: "
+            f"{cure}"
         )
     raise FlashRNNError(
         f"the plugin library {library} was built without TensorRT support; build one that has it: {cure}"
@@ -230,14 +231,16 @@ def interrupts(log: Any) -> Iterator[None]:
     before any ``try`` of ours, and the bindings print and forget what a callback raises.
     """
 
-    def keep(number: int, frame: Any) -> None:
+    def keep(number: int, frame: FrameType | None) -> None:
         try:
             before[number](number, frame)
         except BaseException as error:
             log.interrupt = error
 
     main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler, or runs one
-    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if main and callable(h := signal.getsignal(n))}
+    before: dict[int, Any] = {
+        n: h for n in (signal.SIGINT, signal.SIGTERM) if main and callable(h := signal.getsignal(n))
+    }
     for number in before:
         signal.signal(number, keep)
     try:

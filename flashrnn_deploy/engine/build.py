@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from flashrnn_deploy import shell, streaming
+from flashrnn_deploy.coverage import engine_shortfall
 from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
 from flashrnn_deploy.engine.profiles import Profile, make_profiles
@@ -19,7 +20,8 @@ from flashrnn_deploy.engine.targets import check_products, find_device, set_targ
 from flashrnn_deploy.engine.tool import build_with_tool, find_tool, workspace_hint
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import final_path, load_model, new_file, new_files, printable
-from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, tensors_of
+from flashrnn_deploy.info import library_info
+from flashrnn_deploy.shapes import axes_of, flashrnn_nodes, node_label, tensors_of
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all and the phase."""
@@ -41,6 +43,7 @@ def build_engine(
     rtx: bool = False,
     progress: Progress = lambda done, total, what: None,
     log: Callable[[str], None] = lambda line: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Build an engine of a model with TensorRT's Python module, or else with the C++ tool; write it and its sidecar.
 
@@ -57,6 +60,7 @@ def build_engine(
         rtx: build with TensorRT-RTX.
         progress: told what is done.
         log: called with each line that TensorRT says.
+        note: called with what the user should know of the engine.
 
     Returns:
         What the sidecar says.
@@ -118,6 +122,11 @@ def build_engine(
             )
             (folder / output.name).write_bytes(data)
             _write_sidecar(folder / output.name, report)
+    if library and api.is_ours(ctypes.CDLL(str(library.resolve()))):
+        specs = {node.name or node_label(node): spec for node, spec in nodes}
+        capabilities = targets.get("targets") or [targets["compute_capability"]]
+        if text := engine_shortfall(library, library_info(library), specs, capabilities):
+            note(text)
     if timing_cache is not None:
         with new_file(timing_cache) as file:
             file.write_bytes(bytes(cache.serialize()))

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.feeds import describe
 from flashrnn_deploy.files import printable
 from flashrnn_deploy.graph import free_inputs
-from flashrnn_deploy.shapes import Tensor, axes_of, flashrnn_nodes, node_label, tensors_of, value_tensor
+from flashrnn_deploy.shapes import Tensor, axes_of, describe, flashrnn_nodes, node_label, tensors_of, value_tensor
 
 Range = tuple[int, int, int]
 """Smallest, usual and largest size of an axis."""

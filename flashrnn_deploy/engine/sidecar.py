@@ -230,9 +230,8 @@ def check_replaceable(engine: Path) -> None:
 
 
 def _rebuild(engine: Path, sidecar: dict[str, Any]) -> str:
-    words = sidecar.get("command")
-    if not _are(words, str):
-        words = _likely_command(sidecar)
+    stored: Any = sidecar.get("command")
+    words = stored if _are(stored, str) else _likely_command(sidecar)
     return f"rebuild it with: {command(*words, '-o', engine)}"
 
 
