@@ -194,6 +194,10 @@ def test_info(tmp_path: Path, plugin: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in ("TensorRT engine", "10.14.1", "libflashrnn.so"):
         assert text in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    sizes = ["[1,", "1,", "5]", "[100,", "4,", "5]", "[512,", "16,", "5]"]
+    assert ["x", "float32", *sizes, "0", "1", "-"] in rows
+    assert next(row for row in rows if row[:1] == ["state0"])[-1] == "state1"
     facts = json.loads(CliRunner().invoke(main, ["info", str(engine), "--json"]).stdout)
     assert facts == {"kind": "TensorRT engine", "file": str(engine), **sidecar.read(engine)}
     sidecar.path_of(engine).write_text("{")

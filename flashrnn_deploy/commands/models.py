@@ -146,6 +146,9 @@ def info(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
+    if facts["kind"] == "TensorRT engine":
+        _print_engine(facts)
+        return
     tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and isinstance(v[0], dict)}
     engines = {f"runs in {engine}": how for engine, how in facts.get("engines", {}).items()}
     plain = {k: v for k, v in facts.items() if k not in (*tables, "kind", "warnings", "engines")} | engines
@@ -154,6 +157,38 @@ def info(file: Path, as_json: bool) -> None:
         absent = (None, "", 0) if title == "flashrnn" else (None, "")  # an attribute of 0 is not set, an axis of 0 is
         columns = [c for c in rows[0] if any(row[c] not in absent for row in rows)]
         table(title, columns, [[row[c] for c in columns] for row in rows])
+    for text in facts.get("warnings", ()):
+        note(text)
+
+
+def _print_engine(facts: Mapping[str, Any]) -> None:
+    """What a sidecar says: what the engine is for, then its tensors, a row each."""
+    from flashrnn_deploy import shell
+
+    def file(key: str) -> str | None:
+        entry = facts[key]
+        return entry and f"{entry.get('file')}, SHA-256 {str(entry.get('sha256'))[:12]}..."
+
+    targets = [facts["compute_capability"]] if facts["compute_capability"] else facts.get("targets", [])
+    rows = {
+        "file": facts["file"],
+        "size": f"{facts['engine'].get('bytes')} bytes",
+        "built with": f"{'TensorRT-RTX' if facts['rtx'] else 'TensorRT'} {facts['tensorrt']}",
+        "compute capability": " or ".join(targets) or None,
+        "model": file("model"),
+        "library": file("library"),
+        "command": shell.command(*facts["command"]) if "command" in facts else None,
+        "lengths": ", ".join(facts.get("lengths", [])) or None,
+        "no chunks": facts.get("no_chunks"),
+    }
+    table(facts["kind"], ("", ""), rows.items())
+    columns = ("tensor", "dtype", "smallest", "usual", "largest", "time axis", "batch axis", "next state")
+    states, tensors = dict(facts["states"]), []
+    for name, dtype in facts["dtypes"].items():
+        profile, axes = facts["shapes"].get(name) or {}, facts["axes"].get(name) or {}
+        sizes = [profile.get(key) for key in ("min", "opt", "max")]
+        tensors.append([name, dtype, *sizes, axes.get("time"), axes.get("batch"), states.get(name)])
+    table("", columns, tensors)
     for text in facts.get("warnings", ()):
         note(text)
 
