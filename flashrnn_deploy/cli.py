@@ -15,7 +15,10 @@ from flashrnn_deploy.commands import bench, engines, kernels, models
 from flashrnn_deploy.errors import FlashRNNError
 
 _CURES = dict.fromkeys(("torch", "onnxscript", "onnxruntime", "matplotlib"), '"flashrnn-deploy[export]"')
-_CURES |= {"tensorrt": '"flashrnn-deploy[tensorrt]"', "pycuda": "pycuda"}  # TensorRT-RTX needs no TensorRT
+_CURES |= {
+    "tensorrt": '"flashrnn-deploy[tensorrt]"',
+    "pycuda": "pycuda (docs/tensorrt.md: CUDA_ROOT)",
+}  # RTX needs no TensorRT
 
 
 class _Group(click.Group):

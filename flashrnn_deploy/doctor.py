@@ -43,7 +43,7 @@ _INSTALL = {
     "torch": 'pip install "flashrnn-deploy[export]"',
     "tensorrt": 'pip install "flashrnn-deploy[tensorrt]"',
     "tensorrt_rtx_bindings": f"pip install {RTX_PACKAGES}",
-    "pycuda": "pip install pycuda",
+    "pycuda": "pip install pycuda; where that does not compile: CUDA_ROOT in docs/tensorrt.md",
 }
 _DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
 _IMPORT_SECONDS = 120

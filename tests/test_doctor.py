@@ -47,6 +47,7 @@ main(["doctor", "--json"])
             assert not fact["found"], part
             assert "install" in str(fact["cure"])
     assert there["tensorrt"]["cure"] == 'pip install "flashrnn-deploy[tensorrt]"'
+    assert there["pycuda"]["cure"] == "pip install pycuda; where that does not compile: CUDA_ROOT in docs/tensorrt.md"
     assert "tensorrt-rtx-cu13-bindings" in str(there["tensorrt_rtx_bindings"]["cure"])
 
 
