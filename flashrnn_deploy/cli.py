@@ -15,10 +15,8 @@ from flashrnn_deploy.commands import bench, engines, kernels, models
 from flashrnn_deploy.errors import FlashRNNError
 
 _CURES = dict.fromkeys(("torch", "onnxscript", "onnxruntime", "matplotlib"), '"flashrnn-deploy[export]"')
-_CURES |= {
-    "tensorrt": '"flashrnn-deploy[tensorrt]"',
-    "pycuda": "pycuda (docs/tensorrt.md: CUDA_ROOT)",
-}  # RTX needs no TensorRT
+_CURES |= {"tensorrt": '"flashrnn-deploy[tensorrt]"'}  # TensorRT-RTX needs no TensorRT
+_CURES |= {"pycuda": "pycuda; where that does not compile: flashrnn-deploy doctor"}
 
 
 class _Group(click.Group):

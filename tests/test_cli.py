@@ -129,7 +129,8 @@ def test_quickstart(calls: list[Any]) -> None:
         (ModuleNotFoundError(name="tensorrt"), 'pip install "flashrnn-deploy[tensorrt]"'),
         (
             ModuleNotFoundError(name="pycuda.driver"),
-            "error: this needs pycuda, which is not installed: pip install pycuda\n",
+            "error: this needs pycuda, which is not installed: pip install pycuda; where that does not compile: "
+            "flashrnn-deploy doctor\n",
         ),
     ],
 )
