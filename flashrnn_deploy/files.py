@@ -95,7 +95,7 @@ def json_metadata(model: onnx.ModelProto, key: str) -> dict[str, Any]:
     text = next((p.value for p in model.metadata_props if p.key == key), "{}")
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FlashRNNError(f"the model's metadata '{key}' is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise FlashRNNError(f"the model's metadata '{key}' is not a JSON object: {text[:80]}")

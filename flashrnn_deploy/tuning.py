@@ -87,7 +87,7 @@ def load(path: Path) -> list[Entry]:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FlashRNNError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FlashRNNError(f"{path} is not a file of build-plugins --autotune: {error}") from error
     try:
         if facts["format"] != _FORMAT:

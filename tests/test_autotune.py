@@ -358,6 +358,7 @@ def test_entries_that_do_not_fit_are_told_and_not_used(
     ("text", "message"),
     [
         ("", "is not a file of build-plugins --autotune"),
+        ("[" * 100_000, "is not a file of build-plugins --autotune: maximum recursion"),
         ("[]", "is not a file of build-plugins --autotune"),
         ('{"format": 2}', "has format 2, and this version reads 1"),
         ('{"format": 1, "entries": [{}]}', "is not a file of build-plugins --autotune"),

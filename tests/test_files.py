@@ -75,7 +75,7 @@ def test_weights_that_are_cut_off(tmp_path: Path) -> None:
 def test_metadata() -> None:
     assert files.json_metadata(MODEL, "flashrnn.states") == {"state0": "state1"}
     assert files.json_metadata(MODEL, "other") == {}
-    for value, message in (("{", "is not JSON"), ("[1]", "not a JSON object")):
+    for value, message in (("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[1]", "not a JSON object")):
         copy = onnx.ModelProto()
         copy.metadata_props.add(key="flashrnn.states", value=value)
         with pytest.raises(FlashRNNError, match=message):

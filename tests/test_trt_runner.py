@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,35 @@ def test_libraries(cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tm
     TrtRunner(engine, [eight]).close()
     with pytest.raises(FlashRNNError, match=r"libgood\.so was built for TensorRT 10\.14.*--tensorrt 8"):
         TrtRunner(engine, [good])
+
+
+@pytest.mark.parametrize("call", ["deserialize_cuda_engine", "execute_async_v3"])
+def test_signals_wait_for_tensorrt(
+    cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+) -> None:
+    """Ctrl-C would be lost in a callback: it is raised when TensorRT has come back, and the runner goes on."""
+    import tensorrt
+
+    path = engines.write(models.network(LSTM), tmp_path / "m.engine")
+    owner = tensorrt.Runtime if call == "deserialize_cuda_engine" else fake_tensorrt.Context
+    real, done = getattr(owner, call), []
+
+    def interrupted(*arguments: Any) -> Any:
+        if not done:
+            signal.raise_signal(signal.SIGINT)
+        done.append(call)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, call, interrupted)
+    if owner is tensorrt.Runtime:
+        with pytest.raises(KeyboardInterrupt):
+            TrtRunner(path)
+    runner = TrtRunner(path)
+    if owner is not tensorrt.Runtime:
+        with pytest.raises(KeyboardInterrupt):
+            runner.infer(feeds(3, 2))
+    runner.infer(feeds(3, 2))
+    assert done == [call, call]
 
 
 def test_the_log_keeps_interrupts(cuda: fake_tensorrt.Cuda) -> None:

@@ -138,7 +138,7 @@ class TrtRunner:
         """Run once, and wait; see ``Runner``."""
         if missing := [n for n in self._inputs if n not in feeds]:
             raise FlashRNNError(f"the engine's input(s) {', '.join(map(printable, missing))} are not fed")
-        with self._device.current():
+        with api.interrupts(self._log), self._device.current():
             arrays = {name: self._take(name, feeds[name]) for name in self._inputs}
             try:
                 inputs = {n: a if isinstance(a, DeviceArray) else self._device.upload(a) for n, a in arrays.items()}
