@@ -35,6 +35,8 @@ from flashrnn_deploy.toolchain import Tools, find_tools
 LIBRARY = "libflashrnn.so"
 TENSORRT_8_LIBRARY = "libflashrnn_trt8.so"
 _STAMP = "flashrnn-build.json"
+_VARIABLES = ("CXX", "CXXFLAGS", "CUDAHOSTCXX", "CUDAFLAGS", "LDFLAGS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+"""What CMake reads of the environment once for a tree, and nvcc at each call without Ninja seeing it."""
 
 
 def build_plugins(
@@ -85,6 +87,7 @@ def build_plugins(
     if not gpu_names:
         raise FlashRNNError(f"name what to build for: --gpu cpu, or --gpu with one of {', '.join(gpus.GPUS)}")
     headers = _headers(tensorrt_include, tensorrt, devices)
+    bfloat16 = _check_bfloat16(layers, headers)
     buckets = kernel_table.check_batches(batches or kernel_table.BATCHES)
     if autotune and toolchain:
         raise FlashRNNError("--autotune times kernels on this machine, and --toolchain builds for another one")
@@ -108,7 +111,7 @@ def build_plugins(
         report = _report(layers, devices, headers, choices, tools, folder)
         report["tuned"] = gains(layers, devices, buckets, entries)
         _publish([folder / name for name in report["libraries"]], output, report)
-    return report | {"notes": notes}
+    return report | {"notes": [*notes, *bfloat16, *_older(output, report["libraries"])]}
 
 
 def read_layers(models: Sequence[Path]) -> list[Layer]:
@@ -146,18 +149,43 @@ def _headers(folder: Path | None, wanted: str | None, devices: Sequence[GPU]) ->
     return read_headers(folder.absolute(), wanted)
 
 
-def _identity(tools: Tools, toolchain: Path | None) -> dict[str, str | None]:
+def _check_bfloat16(layers: Sequence[Layer], headers: Headers | None) -> list[str]:
+    """What to tell of bfloat16 layers in a build for TensorRT 8, which has no such type.
+
+    Raises:
+        FlashRNNError: there are no others.
+    """
+    without = [layer for layer in layers if layer.spec.dtype == "bfloat16"] if headers and headers.is_version_8 else []
+    if not without:
+        return []
+    cure = "export the model with --dtype float16, or build it for TensorRT 10 or newer"
+    if len(without) == len(layers):
+        raise FlashRNNError(f"TensorRT 8 has no bfloat16, and all layers of these models are of this type: {cure}")
+    names = ", ".join(f"{layer.node} of {layer.model}" for layer in without)
+    return [f"TensorRT 8 has no bfloat16: {TENSORRT_8_LIBRARY} does not serve {names}; {cure}"]
+
+
+def _older(output: Path, built: Sequence[str]) -> list[str]:
+    """What to tell of a library that an earlier build left in ``output``."""
+    path = output / TENSORRT_8_LIBRARY
+    if TENSORRT_8_LIBRARY in built or not path.exists():
+        return []
+    return [f"{path} is of an earlier build, for the models of that one: delete it, or build it anew (--tensorrt 8)"]
+
+
+def _identity(tools: Tools, toolchain: Path | None) -> dict[str, Any]:
     """What a CMake tree cannot change: where it differs, the tree is made anew."""
     return {
         "version": __version__,
         "sources": str(plugin_sources()),
         "toolchain": str(toolchain.absolute()) if toolchain else None,
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         **asdict(tools),
     }
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, identity: dict[str, str | None]) -> Iterator[Path]:
+def _locked(folder: Path, identity: dict[str, Any]) -> Iterator[Path]:
     """``folder`` made, emptied where it is of another build, and this process alone in it."""
     import fcntl
 

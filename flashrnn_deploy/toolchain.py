@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +31,10 @@ CURES = {
 
 @dataclass(frozen=True)
 class Tools:
-    """Paths of the programs; ``cxx`` is None with a toolchain file, ``nvcc`` where no GPU is built for."""
+    """Paths of the programs.
+
+    ``cxx`` is None where a toolchain file or the environment's CXX names one, ``nvcc`` where no GPU is built for.
+    """
 
     cmake: str
     ninja: str
@@ -40,7 +44,7 @@ class Tools:
 
 
 def find_tools(gpus: Sequence[GPU], nvcc: Path | None = None, toolchain: Path | None = None) -> Tools:
-    """Look up CMake, Ninja, a C++ compiler (unless a toolchain file names one) and, for GPUs, nvcc.
+    """Look up CMake, Ninja, a C++ compiler (unless a toolchain file or CXX names one) and, for GPUs, nvcc.
 
     Raises:
         FlashRNNError: one is missing or too old, or nvcc does not know a GPU; the message names what was found and
@@ -48,9 +52,12 @@ def find_tools(gpus: Sequence[GPU], nvcc: Path | None = None, toolchain: Path | 
     """
     if toolchain is not None and not toolchain.is_file():
         raise FlashRNNError(f"--toolchain {toolchain}: there is no such file; it is a CMake toolchain file")
-    needed = ["cmake", "ninja", *([] if toolchain else ["g++"])]
+    cxx = os.environ.get("CXX", "").strip() if toolchain is None else ""
+    if cxx and shutil.which(cxx) is None and shutil.which(cxx.split()[0]) is None:
+        raise FlashRNNError(f"CXX={cxx} of the environment is no program: set it to a C++ compiler, or unset it")
+    needed = ["cmake", "ninja", *([] if toolchain or cxx else ["g++"])]
     found = {name: shutil.which(name) for name in needed}
-    if toolchain is None and found["g++"] is None:
+    if "g++" in needed and found["g++"] is None:
         found["g++"] = shutil.which("c++") or shutil.which("clang++")
     if gpus:
         found["nvcc"] = _find_nvcc(nvcc)

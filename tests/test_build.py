@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import models
 import numpy as np
@@ -31,7 +30,6 @@ from flashrnn_deploy.op import RNNSpec
 
 SPEC = RNNSpec("lstm", 2, 8)
 AARCH64 = build.plugin_sources() / "toolchains" / "aarch64-linux-gnu.cmake"
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +86,19 @@ def test_a_foreign_build_folder_is_left_alone(tmp_path: Path, exported: Path) ->
     (tmp_path / "build" / "mine").write_text("x")
     assert "is not of build-plugins: choose another" in refusal(exported, "--gpu", "cpu", "-o", tmp_path)
     assert [p.name for p in tmp_path.rglob("*")] == ["build", "mine"]
+
+
+def test_a_library_of_an_earlier_build_is_told(built: Path, exported: Path) -> None:
+    """The models of another build may differ: it does not stay there in silence."""
+    older = built / build.TENSORRT_8_LIBRARY
+    older.touch()
+    try:
+        notes = build.build_plugins([exported], ["cpu"], built)["notes"]
+    finally:
+        older.unlink()
+    assert notes == [f"{older} is of an earlier build, for the models of that one: delete it, or build it anew "
+                     "(--tensorrt 8)"]  # fmt: skip
+    assert build.build_plugins([exported], ["cpu"], built)["notes"] == []
 
 
 def test_one_build_at_a_time(built: Path, exported: Path) -> None:
@@ -149,6 +160,26 @@ def test_models_that_need_no_library(tmp_path: Path) -> None:
 def test_options(tmp_path: Path, exported: Path, options: list[str], message: str) -> None:
     assert message in refusal(exported, *options, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_compiler_that_the_environment_names(
+    built: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was configured for another compiler is made anew, and keeps its library where that fails."""
+    library = (built / "libflashrnn.so").read_bytes()
+    output = shutil.copytree(built, tmp_path / "out")
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert "the build fails" in refusal(exported, "--gpu", "cpu", "-o", output)
+    assert "/bin/false" in (output / "build.log").read_text()
+    assert (output / "libflashrnn.so").read_bytes() == library
+    monkeypatch.setenv("CXX", "none -m64")
+    assert "CXX=none -m64 of the environment is no program" in refusal(exported, "--gpu", "cpu", "-o", tmp_path / "o")
+    tools = toolchain.Tools("cmake", "ninja", None, "nvcc", "13.0")
+    identity = build._identity(tools, None)
+    for name in ("CUDAHOSTCXX", "CXXFLAGS"):
+        monkeypatch.setenv(name, "x")
+        before, identity = identity, build._identity(tools, None)
+        assert before != identity
 
 
 def test_without_any_program(tmp_path: Path, exported: Path) -> None:
@@ -314,51 +345,3 @@ def test_aarch64(exported: Path, tmp_path: Path) -> None:
     header = (tmp_path / "a b" / "libflashrnn.so").read_bytes()[:20]
     assert header[:4] == b"\x7fELF"
     assert int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64
-
-
-def check_gpu_build(output: Path, spec: RNNSpec, *names: str) -> dict[str, Any]:
-    path = models.save(models.network(spec), output.parent / "m.onnx")
-    report = build.build_plugins([path], names, output)
-    facts = info.library_info(output / "libflashrnn.so")
-    assert facts["gpus"] == list(names)
-    assert facts["cuda_version"].startswith(report["programs"]["nvcc_version"])
-    assert facts["least_driver"] in ("450", "525", "580")
-    lines = (output / "build" / "kernel_configs.inc").read_text().splitlines()[1:]
-    assert [kernel_table.render(k) for k in facts["kernels"]] == lines
-    return facts
-
-
-@needs_nvcc
-def test_one_gpu(tmp_path: Path) -> None:
-    spec = RNNSpec("lstm", 2, 32, dtype="float16")
-    facts = check_gpu_build(tmp_path / "out", spec, "h200")
-    assert facts["cuda_architectures"] == ["90"]
-    assert kernel_table.covering(facts["kernels"], spec)
-    assert not kernel_table.covering(facts["kernels"], RNNSpec("lstm", 2, 128, dtype="float16"))
-    inputs = tensors(spec, 5, 3)
-    y, _ = run_op(spec, inputs, tmp_path / "out" / "libflashrnn.so")  # it loads and runs where there is no GPU
-    assert np.isfinite(y.astype(np.float32)).all()
-
-
-@needs_nvcc
-@pytest.mark.parametrize("version", ["", "10.3"])
-def test_the_library_says_which_tensorrt_it_is_for(tmp_path: Path, version: str) -> None:
-    """Configured only: what `flashrnn_info` returns is a line of the build folder then."""
-    include = tmp_path / "include"
-    include.mkdir()
-    major, _, minor = (version or "0.0").partition(".")
-    text = f"#define NV_TENSORRT_MAJOR {major}\n#define NV_TENSORRT_MINOR {minor}\n"
-    (include / "NvInferVersion.h").write_text(text)
-    options = ["-DFLASHRNN_CUDA_ARCHITECTURES=86", f"-DFLASHRNN_TENSORRT_INCLUDE={include if version else ''}"]
-    command = ["cmake", "-S", build.plugin_sources(), "-B", tmp_path / "b", "-G", "Ninja", *options]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f'\\"tensorrt\\": \\"{version}\\"' in (tmp_path / "b" / "build_info.h").read_text()
-
-
-@needs_nvcc
-@pytest.mark.full
-@pytest.mark.parametrize("cell", ["lstm", "gru", "elman", "slstm"])
-def test_every_gpu(tmp_path: Path, cell: str) -> None:
-    facts = check_gpu_build(tmp_path / "out", RNNSpec(cell, 2, 64, dtype="bfloat16"), *gpus.GPUS)
-    assert facts["cuda_architectures"] == ["75", "80", "86", "87", "89", "90", "100", "110", "120"]
