@@ -54,7 +54,7 @@ def test_the_rest_compiles_against_each_release(release: str) -> None:
 def program() -> Path:
     CACHE.mkdir(exist_ok=True)
     out = CACHE / "edge_tool"
-    warnings = ["-std=c++17", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O1"]
+    warnings = ["-std=c++17", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
     source = ROOT / "tests" / "tensorrt_host" / "edge_tool.cc"
     command = ["g++", *warnings, f"-I{SAMPLE}", source, *SOURCES, "-o", out]
     done = subprocess.run(command, capture_output=True, text=True, env=tool_environment())
