@@ -54,8 +54,8 @@ FLASHRNN_SIMD void write_units(Element* to, int units, F x) {
   }
 }
 
-// One unit block of one row.
-template <class T>
+// One unit block of one row. `whole`: the row has not ended, the block is full, and nothing is clipped.
+template <class T, bool whole>
 struct Place {
   using Element = typename T::Element;
   Place(const Recurrence& rec, std::int64_t time, int row, int block, int G, const F* product)
@@ -63,9 +63,9 @@ struct Place {
         y(static_cast<Element*>(rec.y) + time * rec.y_time + row * rec.y_row + block * kLanes),
         rh(product),
         unit(block * kLanes),
-        units(rec.D - unit < kLanes ? rec.D - unit : kLanes),
+        units(whole || rec.D - unit > kLanes ? kLanes : rec.D - unit),
         at(row * rec.stride + unit),
-        active(time < rec.lengths[row]) {}
+        active(whole || time < rec.lengths[row]) {}
 
   const Element* wx;
   Element* y;
@@ -93,8 +93,8 @@ FLASHRNN_SIMD void step_both(const F (&x)[2][G], const F (&rh)[2][G], const F (&
 }
 
 // What Cell::step takes of one place.
-template <class Cell, class T>
-FLASHRNN_SIMD void read_place(const Recurrence& rec, const Place<T>& place, F (&x)[Cell::G], F (&rh)[Cell::G],
+template <class Cell, class T, bool whole>
+FLASHRNN_SIMD void read_place(const Recurrence& rec, const Place<T, whole>& place, F (&x)[Cell::G], F (&rh)[Cell::G],
                               F (&b)[Cell::Gb], F (&state)[Cell::S]) {
   read_gates<Cell::G, T>(place.wx, place.units, x);
   for (int g = 0; g < Cell::G; ++g) rh[g] = place.rh[g];
@@ -103,9 +103,9 @@ FLASHRNN_SIMD void read_place(const Recurrence& rec, const Place<T>& place, F (&
 }
 
 // New states, the next h and y. Behind the end of a row the states stay and y is 0.
-template <class Cell, class T>
-FLASHRNN_SIMD void write_place(const Recurrence& rec, const Place<T>& place, const F (&state)[Cell::S], const float* h,
-                               float* next_h) {
+template <class Cell, class T, bool whole>
+FLASHRNN_SIMD void write_place(const Recurrence& rec, const Place<T, whole>& place, const F (&state)[Cell::S],
+                               const float* h, float* next_h) {
   F y{};
   if (place.active) {
     for (int s = 0; s < Cell::S; ++s) store(rec.states + s * rec.rows * rec.stride + place.at, state[s]);
@@ -118,13 +118,15 @@ FLASHRNN_SIMD void write_place(const Recurrence& rec, const Place<T>& place, con
 }
 
 // The pointwise part of two places, which may be the same one.
-template <class Cell, class T>
-FLASHRNN_SIMD void advance(const Recurrence& rec, const Place<T>& one, const Place<T>& other, const float* h,
-                           float* next_h) {
+template <class Cell, class T, bool whole>
+FLASHRNN_SIMD void advance(const Recurrence& rec, const Place<T, whole>& one, const Place<T, whole>& other,
+                           const float* h, float* next_h) {
   F x[2][Cell::G], rh[2][Cell::G], b[2][Cell::Gb], state[2][Cell::S];
   read_place<Cell>(rec, one, x[0], rh[0], b[0], state[0]);
   read_place<Cell>(rec, other, x[1], rh[1], b[1], state[1]);
-  step_both<Cell>(x, rh, b, state, rec.options);
+  CellOptions options = rec.options;
+  if (whole) options.clip = 0;  // known to the compiler: no branch around each activation
+  step_both<Cell>(x, rh, b, state, options);
   write_place<Cell>(rec, one, state[0], h, next_h);
   write_place<Cell>(rec, other, state[1], h, next_h);
 }
@@ -133,7 +135,15 @@ FLASHRNN_SIMD void advance(const Recurrence& rec, const Place<T>& one, const Pla
 // time of an LSTM's step.
 constexpr int kPlacesAhead = 8;
 
-template <class Cell, class T>
+// Walks over the rows of one block after the other, without a division per place.
+struct Cursor {
+  int row, block, rows;
+  void next() {
+    if (++row == rows) row = 0, ++block;
+  }
+};
+
+template <class Cell, class T, bool whole>
 void step_group(const Recurrence& rec, std::int64_t step, std::int64_t time, bool active, int group, int next_group) {
   const int first = rec.first_block(group), blocks = rec.first_block(group + 1) - first;
   F acc[kMaxRows * kGroupVectors];
@@ -144,31 +154,43 @@ void step_group(const Recurrence& rec, std::int64_t step, std::int64_t time, boo
   const Recurrence here = rec;  // which no store below can alias: its fields need not be read again
   // Pairs are of neighbouring rows, or of blocks where there is one row. Pairs of blocks throughout: 1.1 times the
   // time.
-  const auto place = [&](int i) {
-    const int row = i % here.rows, block = i / here.rows;
-    return Place<T>(here, time, row, first + block, Cell::G, acc + row * kGroupVectors + block * Cell::G);
+  const auto place = [&](const Cursor& at) {
+    return Place<T, whole>(here, time, at.row, first + at.block, Cell::G,
+                           acc + at.row * kGroupVectors + at.block * Cell::G);
   };
+  Cursor at{0, 0, here.rows}, ahead = at;
+  for (int i = 0; i < kPlacesAhead; ++i) ahead.next();
   const int places = here.rows * blocks;
   for (int i = 0; i < places; i += 2) {
-    for (int j = i + kPlacesAhead; j < i + kPlacesAhead + 2 && j < places; ++j) {
-      const auto* wx = place(j).wx;
+    for (int j = 0; j < 2 && ahead.block < blocks; ++j, ahead.next()) {
+      const auto* wx = place(ahead).wx;
       for (int k = 0; k < kLanes * Cell::G; k += kLineBytes / int{sizeof *wx}) __builtin_prefetch(wx + k, 0, 3);
     }
-    advance<Cell>(here, place(i), place(i + 1 < places ? i + 1 : i), here.h[step & 1], here.h[~step & 1]);
+    const Place<T, whole> one = place(at);
+    at.next();
+    const Place<T, whole> other = i + 1 < places ? place(at) : one;
+    at.next();
+    advance<Cell>(here, one, other, here.h[step & 1], here.h[~step & 1]);
   }
 }
 
 template <class Cell, class T>
 void step(const Recurrence& rec, std::int64_t step, int first, int last) {
   const std::int64_t time = rec.backward ? rec.T - 1 - step : step;
-  bool active = false;
-  for (int row = 0; row < rec.rows; ++row) active |= time < rec.lengths[row];
+  // Most steps need none of the pointwise part's branches. Without them an LSTM of D = 128, B = 16 takes 0.95 times as
+  // long, a GRU 0.93.
+  bool active = false, whole = rec.D % kLanes == 0 && rec.options.clip == 0.0f;
+  for (int row = 0; row < rec.rows; ++row) {
+    active |= time < rec.lengths[row];
+    whole &= time < rec.lengths[row];
+  }
+  const auto group_step = whole ? step_group<Cell, T, true> : step_group<Cell, T, false>;
   // Odd steps run through R from its end: what the cache kept of the last step is read first. One thread, fp32, D = 512
   // (4 MB of R over 2 MB of L2): 1.4 times the speed of always running forward.
   for (int i = first; i < last; ++i) {
     const int group = step & 1 ? first + last - 1 - i : i;
     const int next = i + 1 == last ? group : step & 1 ? group - 1 : group + 1;
-    step_group<Cell, T>(rec, step, time, active, group, next);
+    group_step(rec, step, time, active, group, next);
   }
 }
 
