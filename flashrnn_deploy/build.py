@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
-from flashrnn_deploy import __version__, gpus, kernel_table, tuning
+from flashrnn_deploy import __version__, gpus, kernel_table, shell, tuning
 from flashrnn_deploy.autotune import gains, installed, tune
 from flashrnn_deploy.cmake import Builder, Progress
 from flashrnn_deploy.errors import FlashRNNError
@@ -127,7 +127,7 @@ def read_layers(models: Sequence[Path]) -> list[Layer]:
         model = load_model(path)
         nodes = flashrnn_nodes(model, tensors_of(model))
         if not nodes:
-            cure = f"convert it first: flashrnn-deploy convert {path} -o converted.onnx"
+            cure = f"convert it first: {shell.command('convert', path, '-o', 'converted.onnx')}"
             standard = any(is_standard_rnn(node) for node in walk_nodes(model))
             raise FlashRNNError(f"{path} holds no FlashRNN op; {cure if standard else 'there is nothing to build for'}")
         layers += [Layer(str(path), node.name or node_label(node), spec) for node, spec in nodes]

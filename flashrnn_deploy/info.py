@@ -64,8 +64,8 @@ def library_info(path: Path) -> dict[str, Any]:
     text = function()
     try:
         facts = json.loads(text or b"")
-    except ValueError as error:
-        raise FlashRNNError(f"flashrnn_info of {path} gives no JSON: {text!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise FlashRNNError(f"flashrnn_info of {path} gives no JSON: {(text or b'')[:200]!r}") from error
     if not isinstance(facts, dict):
         raise FlashRNNError(f"flashrnn_info of {path} gives no JSON object: {text!r}")
     return {"kind": "plugin library", "file": str(path), **facts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,8 +58,17 @@ def test_one_gpu(tmp_path: Path) -> None:
     assert kernel_table.covering(facts["kernels"], spec)
     assert not kernel_table.covering(facts["kernels"], RNNSpec("lstm", 2, 128, dtype="float16"))
     inputs = tensors(spec, 5, 3)
-    y, _ = run_op(spec, inputs, tmp_path / "out" / "libflashrnn.so")  # it loads and runs where there is no GPU
+    library = tmp_path / "out" / "libflashrnn.so"
+    y, _ = run_op(spec, inputs, library)  # it loads and runs where there is no GPU
     assert np.isfinite(y.astype(np.float32)).all()
+
+    def said(*command: str) -> str:
+        return subprocess.run([*command, str(library)], check=True, capture_output=True, text=True).stdout
+
+    symbols = [line.split()[-1] for line in said("nm", "-D", "--defined-only").splitlines()]
+    assert sorted(symbols) == ["RegisterCustomOps", "flashrnn_info"]
+    system = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")
+    assert all(n.startswith(system) for n in re.findall(r"NEEDED.*\[(.*)\]", said("readelf", "-d")))
 
 
 @needs_nvcc

@@ -145,24 +145,6 @@ def test_kernels_for_older_devices_become_ptx(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-def test_library_with_cuda_exports_two_symbols_and_needs_no_cuda(tmp_path: Path) -> None:
-    """Static runtime, no libcuda: the library loads where there is no GPU, and says what it holds."""
-    rows = [r for r in configs.ROWS if (r["cell"], r["dtype"], r["min_batch"]) == ("elman", "bfloat16", 1)][:1]
-    (tmp_path / "kernel_configs.inc").write_text(library.render(**rows[0]) + "\n")
-    options = ["-DFLASHRNN_CUDA_ARCHITECTURES=90a", f"-DFLASHRNN_KERNEL_CONFIGS={tmp_path / 'kernel_configs.inc'}"]
-    run("cmake", "-S", ROOT / "plugins", "-B", tmp_path / "build", "-G", "Ninja", *options)
-    run("cmake", "--build", tmp_path / "build")
-    built = tmp_path / "build" / "libflashrnn.so"
-    symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", built).splitlines()]
-    assert sorted(symbols) == ["RegisterCustomOps", "flashrnn_info"]
-    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", built))
-    assert all(
-        name.startswith(("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")) for name in needed
-    )
-    run(sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(built)!r})")
-
-
-@needs_nvcc
 @pytest.mark.full
 def test_library_with_tensorrt_exports_its_two_symbols_more(tmp_path: Path) -> None:
     options = ["-DFLASHRNN_CUDA_ARCHITECTURES=90a", f"-DFLASHRNN_TENSORRT_INCLUDE={headers_folder()}"]

@@ -236,7 +236,7 @@ def _rebuild(engine: Path, sidecar: dict[str, Any]) -> str:
 
 
 def _likely_command(sidecar: dict[str, Any]) -> list[str]:
-    """That of an engine whose sidecar holds none, as far as it says: flashrnn_edge writes none."""
+    """That of an engine whose sidecar holds none, as far as it says."""
 
     def name(key: str, unknown: str) -> str:
         entry = sidecar.get(key)

@@ -60,6 +60,8 @@ def build_with_tool(
     for library in plugins:
         command += ["--plugin", str(library)]
     for name, profile in profiles.items():
+        if not profile.max:
+            continue  # a scalar has one shape
         shapes = ("x".join(map(str, shape)) for shape in (profile.min, profile.opt, profile.max))
         command += ["--shape", f"{name}={':'.join(shapes)}"]
     if workspace is not None:
