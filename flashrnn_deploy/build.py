@@ -284,6 +284,10 @@ def _publish(libraries: Sequence[Path], output: Path, report: dict[str, Any]) ->
     with new_files(output) as scratch:
         (scratch / "libflashrnn.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         for library in libraries:
+            if not library.is_file():
+                raise FlashRNNError(
+                    f"the build ended without an error and made no {library.name}: see {output / 'build.log'}"
+                )
             shutil.copyfile(library, scratch / library.name)
             (scratch / library.name).chmod(0o755)
         for file in list(scratch.iterdir()):

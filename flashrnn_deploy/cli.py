@@ -18,6 +18,8 @@ _CURES = dict.fromkeys(("torch", "onnxscript", "onnxruntime", "matplotlib"), '"f
 _CURES |= {"tensorrt": '"flashrnn-deploy[tensorrt]"'}  # TensorRT-RTX needs no TensorRT
 _CURES |= {"pycuda": "pycuda; where that does not compile: flashrnn-deploy doctor"}
 
+_ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # nohup ignores the second
+
 
 class _Group(click.Group):
     """Prints a user's mistake as one line and exits 1; every other exception keeps its traceback."""
@@ -39,7 +41,8 @@ class _Group(click.Group):
 
 @contextlib.contextmanager
 def _clean_termination() -> Iterator[None]:
-    """SIGTERM unwinds the program as Ctrl-C does, so that temporary files go; its exit status stays 128 + 15."""
+    """SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that temporary files and compilers go; its exit status
+    stays 128 + the signal."""
 
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -47,11 +50,12 @@ def _clean_termination() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in _ENDS if signal.getsignal(number) == signal.SIG_DFL}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

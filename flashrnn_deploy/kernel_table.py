@@ -6,6 +6,7 @@ which every build holds and which fits any size. Nothing here needs a GPU or a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -60,7 +61,8 @@ class Choice:
 
 Member = tuple[RNNSpec, GPU]
 Measured = Callable[[RNNSpec, int, GPU], Mapping[KernelConfig, float]]
-"""Measured microseconds per step of configurations of one layer, batch and GPU; empty where it was not timed."""
+"""Measured microseconds per step of configurations of one layer, batch and GPU, infinite where one does not work; empty
+where nothing was timed."""
 
 
 def plan(
@@ -69,7 +71,10 @@ def plan(
     batches: Iterable[int] = BATCHES,
     measured: Measured = lambda spec, batch, gpu: {},
 ) -> list[Choice]:
-    """A configuration for each layer, GPU and batch bucket: the fastest of those ``measured``, else what is predicted.
+    """A configuration for each layer, GPU and batch bucket.
+
+    The fastest of those ``measured``, the alternating mode where none of them works, what is predicted where none was
+    measured.
 
     A kernel is looked up by compute capability, cell, dtype, clipping and head_dim, so layers (and GPUs) that agree in
     these share one: that with the smallest sum of steps. Measurements count where each of them was timed.
@@ -83,7 +88,11 @@ def plan(
         for batch in buckets:
             times = {(spec, gpu): measured(spec, batch, gpu) for spec, gpu in members}
             fastest = _fastest([times[member] for member in members])
-            config = fastest or predicted_best(members, batch)
+            if fastest and any(math.isinf(each[fastest]) for each in times.values()):
+                spec, gpu = members[0]
+                config, fastest = kernel_config.alternating(spec, batch, gpu).config, None
+            else:
+                config = fastest or predicted_best(members, batch)
             for spec, gpu in times:
                 solution = kernel_config.predict(spec, batch, gpu, config)
                 chosen[spec, gpu, batch] = solution, times[spec, gpu][config] if fastest else None

@@ -20,6 +20,7 @@ from flashrnn_deploy.files import new_file
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig
 from flashrnn_deploy.kernel_table import Choice, Measured
+from flashrnn_deploy.modes import MODES
 from flashrnn_deploy.op import RNNSpec
 
 FILE = "libflashrnn.tuned.json"
@@ -59,8 +60,8 @@ class Entry:
         return f"{title(self.spec)} B{self.batch}"
 
     def times(self) -> dict[KernelConfig, float]:
-        """Microseconds per step of what is not excluded."""
-        return {t.config: t.step_us for t in self.timings if t.step_us is not None}
+        """Microseconds per step; infinite where it is excluded."""
+        return {t.config: math.inf if t.step_us is None else t.step_us for t in self.timings}
 
 
 def title(spec: RNNSpec) -> str:
@@ -93,17 +94,25 @@ def load(path: Path) -> list[Entry]:
         if facts["format"] != _FORMAT:
             raise FlashRNNError(f"{path} has format {facts['format']}, and this version reads {_FORMAT}: tune again")
         return [_entry(values) for values in facts["entries"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FlashRNNError(f"{path} is not a file of build-plugins --autotune: {error!r}; delete it") from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FlashRNNError(f"{path} is damaged, or no file of build-plugins --autotune: {error!r}") from error
 
 
 def _entry(values: dict[str, Any]) -> Entry:
     timings = [t | {"config": KernelConfig(**t["config"])} for t in values["timings"]]
     entry = Entry(**(values | {"spec": RNNSpec(**values["spec"]), "timings": tuple(Timing(**t) for t in timings)}))
+    texts = (entry.product, entry.driver, entry.nvcc, entry.source_hash, entry.date, entry.spec.cell, entry.spec.dtype)
+    sizes = (entry.compute_capability, entry.sms, entry.batch, entry.spec.num_heads, entry.spec.head_dim)
+    if not all(type(text) is str for text in texts) or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
+        raise ValueError(f"{entry.title} has a value of another kind")
     for timing in entry.timings:
         kinds = {f.name: str if f.name == "mode" else int for f in fields(KernelConfig)}
         right = all(type(getattr(timing.config, name)) is kind for name, kind in kinds.items())
-        if not right or not (timing.step_us is None or (timing.step_us > 0 and math.isfinite(timing.step_us))):
+        if (
+            not right
+            or timing.config.mode not in MODES
+            or not (timing.step_us is None or (timing.step_us > 0 and math.isfinite(timing.step_us)))
+        ):
             raise ValueError(f"{entry.title} has {timing}")
     return entry
 

@@ -305,7 +305,7 @@ def test_layers_that_share_a_kernel_are_timed_each_and_the_sum_decides(fake: Cal
     assert chosen(entries((0.3, 0.2))) == chosen([]) == [(a, None), (a, None)], "one of the two was not timed"
 
 
-def test_without_any_candidate_that_works_the_solver_decides(
+def test_without_any_candidate_that_works_the_alternating_mode_is_built(
     stubs: Path, fake: Callable[..., Path], tmp_path: Path
 ) -> None:
     fake(**{f"row{i}": "refuse" for i in range(5)})
@@ -313,7 +313,8 @@ def test_without_any_candidate_that_works_the_solver_decides(
     code, _, lines = run(model, "--gpu", "h200", "--batch", 1, "-o", out, "--autotune")
     assert code == 0
     assert sum("does not launch: invalid configuration; excluded" in line for line in lines) == 5
-    assert json.loads((out / "libflashrnn.json").read_text())["kernels"][0]["measured_step_us"] is None
+    [kernel] = json.loads((out / "libflashrnn.json").read_text())["kernels"]
+    assert (kernel["mode"], kernel["measured_step_us"]) == ("alternating", None)
 
 
 # What no longer fits -----------------------------------------------------------------------------------------------
@@ -359,9 +360,9 @@ def test_entries_that_do_not_fit_are_told_and_not_used(
     [
         ("", "is not a file of build-plugins --autotune"),
         ("[" * 100_000, "is not a file of build-plugins --autotune: maximum recursion"),
-        ("[]", "is not a file of build-plugins --autotune"),
+        ("[]", "is damaged, or no file of build-plugins --autotune"),
         ('{"format": 2}', "has format 2, and this version reads 1"),
-        ('{"format": 1, "entries": [{}]}', "is not a file of build-plugins --autotune"),
+        ('{"format": 1, "entries": [{}]}', "is damaged, or no file of build-plugins --autotune"),
     ],
 )
 def test_files_that_are_no_timings(stubs: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -379,7 +380,7 @@ def test_files_that_are_no_timings(stubs: Path, tmp_path: Path, text: str, messa
 def test_a_time_that_is_none_is_refused(tmp_path: Path, step_us: Any) -> None:
     config = kernel_config.solve(SPEC, 16, HERE).config
     file = tuned_file(tmp_path / "t.json", timings=(tuning.Timing(config, step_us),))
-    with pytest.raises(FlashRNNError, match="is not a file of build-plugins --autotune"):
+    with pytest.raises(FlashRNNError, match="is damaged, or no file of build-plugins --autotune"):
         tuning.load(file)
 
 
@@ -433,3 +434,32 @@ def test_a_machine_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.
 )
 def test_names_of_products(name: str, product: str, size: tuple[int, int], same: bool) -> None:
     assert gpus.same_product(gpus.get(name), product, *size) is same
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"product": 7},
+        {"batch": "1"},
+        {"batch": 2**31},
+        {"driver": [1]},
+        {"spec": {"head_dim": 1e308}},
+        {"config": {"mode": "foo"}},
+        {"timing": {"step_us": 10**400}},
+    ],
+)
+def test_an_edited_file_is_one_line(stubs: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tuned_file(tmp_path / "t.json")
+    facts = json.loads(file.read_text())
+    [entry] = facts["entries"]
+    parts = {"spec": entry["spec"], "timing": entry["timings"][0], "config": entry["timings"][0]["config"]}
+    for key, value in change.items():
+        if key in parts:
+            parts[key].update(value)
+        else:
+            entry[key] = value
+    file.write_text(json.dumps(facts))
+    code, _, lines = run(save(SPEC, tmp_path / "m.onnx"), "--gpu", "h200", "-o", tmp_path / "out", "--tuned", file)
+    assert code == 1
+    assert f"error: {file} is damaged, or no file of build-plugins --autotune: " in lines[-1]
+    assert not (tmp_path / "out").exists()

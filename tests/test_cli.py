@@ -209,16 +209,21 @@ def test_an_input_in_the_output_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM handler")
-def test_a_terminated_command_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A job control system ends a program by SIGTERM; the report's temporary file is there while the factory runs."""
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_terminated_command_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    """A job control system ends a program by SIGTERM, a closed terminal by SIGHUP; the report's temporary file is there
+    while the factory runs."""
+    number = getattr(signal, name)
     factory = tmp_path / "slow.py"
     factory.write_text("import time\n\n\ndef make():\n    time.sleep(300)\n")
     arguments = ["export", f"{factory}:make", "-o", str(tmp_path / "m.onnx"), "--report", str(tmp_path / "r.json")]
-    with subprocess.Popen([sys.executable, "-B", "-m", "flashrnn_deploy", *arguments]) as program:
+    command = [sys.executable, "-B", "-m", "flashrnn_deploy", *arguments]
+    # The default, which nohup would change for the tests and their programs.
+    with subprocess.Popen(command, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as program:
         deadline = time.monotonic() + 120
         while os.listdir(tmp_path) == ["slow.py"] and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(os.listdir(tmp_path)) == 2
-        program.terminate()
-        assert program.wait(120) == 128 + signal.SIGTERM
+        program.send_signal(number)
+        assert program.wait(120) == 128 + number
     assert os.listdir(tmp_path) == ["slow.py"]
