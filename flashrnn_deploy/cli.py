@@ -13,12 +13,11 @@ import click
 from flashrnn_deploy import __version__
 from flashrnn_deploy.commands import bench, engines, kernels, models
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.signals import ENDS
 
 _CURES = dict.fromkeys(("torch", "onnxscript", "onnxruntime", "matplotlib"), '"flashrnn-deploy[export]"')
 _CURES |= {"tensorrt": '"flashrnn-deploy[tensorrt]"'}  # TensorRT-RTX needs no TensorRT
 _CURES |= {"pycuda": "pycuda; where that does not compile: flashrnn-deploy doctor"}
-
-_ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # nohup ignores the second
 
 
 class _Group(click.Group):
@@ -50,7 +49,7 @@ def _clean_termination() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in _ENDS if signal.getsignal(number) == signal.SIG_DFL}
+    before = {number: signal.signal(number, stop) for number in ENDS if signal.getsignal(number) == signal.SIG_DFL}
     try:
         yield
     finally:

@@ -396,7 +396,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("step", ["[0/", "[2/", "[4/"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_while_tensorrt_works(tmp_path: Path, large: Path, step: str, number: int, code: int) -> None:
     """Python raises at the entry of TensorRT's next callback, which forgets what is raised there."""
     options = ["build-engine", large, "-o", tmp_path / "m.engine", "--rtx", "--plugins", plugin()]

@@ -22,6 +22,7 @@ from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import printable
 from flashrnn_deploy.info import library_info
 from flashrnn_deploy.op import PLUGIN_ATTRIBUTES
+from flashrnn_deploy.signals import ENDS
 
 RTX_PACKAGES = "tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings"
 BUILD_LIBRARY = "flashrnn-deploy build-plugins MODEL.onnx --gpu GPU --tensorrt-include DIR -o DIR"
@@ -225,7 +226,7 @@ def check_plugins(trt: Any, op_types: Sequence[str], labels: Sequence[str]) -> N
 
 @contextlib.contextmanager
 def interrupts(log: Any) -> Iterator[None]:
-    """Keep what Ctrl-C, SIGTERM and the callbacks of ``log`` raise while TensorRT works, and raise it at the end.
+    """Keep what Ctrl-C, ``ENDS`` and the callbacks of ``log`` raise while TensorRT works, and raise it at the end.
 
     Python raises in the first Python code that runs after a signal. Inside TensorRT that is the entry of a callback,
     before any ``try`` of ours, and the bindings print and forget what a callback raises.
@@ -238,9 +239,7 @@ def interrupts(log: Any) -> Iterator[None]:
             log.interrupt = error
 
     main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler, or runs one
-    before: dict[int, Any] = {
-        n: h for n in (signal.SIGINT, signal.SIGTERM) if main and callable(h := signal.getsignal(n))
-    }
+    before: dict[int, Any] = {n: h for n in (signal.SIGINT, *ENDS) if main and callable(h := signal.getsignal(n))}
     for number in before:
         signal.signal(number, keep)
     try:
