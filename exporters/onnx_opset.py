@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from flashrnn_deploy.backends.ort import CRASHING_OPTIMIZERS
 from flashrnn_deploy.exporters.onnx_files import Weights, to_bytes
 from flashrnn_deploy.exporters.onnx_nodes import LeftAlone, first_line
 from flashrnn_deploy.graph import free_inputs, opset_of, shape_of, walk_graphs
@@ -95,12 +96,11 @@ def compare(source: Path, model: ModelProto, weights: Weights) -> str:
         return f"the raised opset was not compared: the file is larger than {COMPARE_BYTES >> 20} MiB"
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    # NchwcTransformer of ONNX Runtime 1.32 crashes the process on some float16 files.
     session = partial(
         onnxruntime.InferenceSession,
         sess_options=options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=["NchwcTransformer"],
+        disabled_optimizers=CRASHING_OPTIMIZERS,
     )
     # ONNX Runtime's failures share no base class but Exception; here any of them means "this file cannot judge".
     try:

@@ -17,6 +17,8 @@ from flashrnn_deploy.op import DOMAIN, is_flashrnn
 from flashrnn_deploy.shapes import Axes, axes_of, numpy_dtype, tensors_of
 
 FATAL_ONLY = 4  # log severity: errors come back as exceptions, and are printed once
+CRASHING_OPTIMIZERS = ["NchwcTransformer"]
+"""Of ONNX Runtime 1.32: ends the process on a float16 file with Transpose between two ops. It serves convolutions."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 BFLOAT16_NOTE = (
     "ONNX Runtime's CPU has no bfloat16 arithmetic: a temporary copy runs with Casts around the standard operators, "
@@ -59,10 +61,8 @@ class OrtRunner:
         options.intra_op_num_threads = threads
         self._device = device
         try:
-            # NchwcTransformer of ONNX Runtime 1.32 crashes on a float16 file with Transpose between two ops; it serves
-            # convolutions on the CPU
             self._session = ort.InferenceSession(
-                source, options, providers=self._providers(ort, device), disabled_optimizers=["NchwcTransformer"]
+                source, options, providers=self._providers(ort, device), disabled_optimizers=CRASHING_OPTIMIZERS
             )
         except FlashRNNError:
             raise
