@@ -90,11 +90,7 @@ def make_profiles(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[s
             )
     profiles = {name: _profile(keys, axes) for name, keys in dims.items()}
     for name, profile in profiles.items():
-        if (elements := math.prod(profile.max)) > MAX_ELEMENTS:
-            raise FlashRNNError(
-                f"the largest shape {list(profile.max)} of the input '{printable(name)}' has {elements} elements, and "
-                f"a tensor of TensorRT at most {MAX_ELEMENTS}: give smaller sizes with --shapes"
-            )
+        _check_size(f"the largest shape {list(profile.max)} of the input '{printable(name)}'", profile.max)
     _check_projections(model, axes)
     return profiles
 
@@ -107,11 +103,16 @@ def _check_projections(model: onnx.ModelProto, axes: Mapping[str, _Axis]) -> Non
         wx = tensors.get(node.input[0], Tensor(0, None)).shape or (None,)
         sizes = [largest.get(d) if isinstance(d, str) else d for d in wx]
         known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes) and (elements := math.prod(known)) > MAX_ELEMENTS:
-            raise FlashRNNError(
-                f"the largest input wx of the {node_label(node)}, {known}, has {elements} elements, and a tensor of "
-                f"TensorRT at most {MAX_ELEMENTS}: give smaller sizes with --shapes"
-            )
+        if len(known) == len(sizes):
+            _check_size(f"the largest input wx of the {node_label(node)}, {known},", known)
+
+
+def _check_size(what: str, sizes: Sequence[int]) -> None:
+    if (elements := math.prod(sizes)) > MAX_ELEMENTS:
+        raise FlashRNNError(
+            f"{what} has {elements} elements, and a tensor of TensorRT at most {MAX_ELEMENTS}: give smaller sizes with "
+            "--shapes"
+        )
 
 
 def _example(dims: Mapping[str, Sequence[int | str]], axes: Mapping[str, _Axis]) -> str:
