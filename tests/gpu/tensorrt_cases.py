@@ -175,35 +175,26 @@ def main(out: Path, extra: list[str]) -> None:
         name, _, path = pair.partition("=")
         if (out / name).exists():
             continue
-        path, _, twin = path.partition(":")
+        path, _, judge = path.partition(":")
         model = onnx.load(path)
-        if twin:
-            write(out / name, model, onnx.load(twin))
+        if judge:
+            write(out / name, model, onnx.load(judge))
         elif name.endswith("-float16"):
-            half = convert_float_to_float16(model)
-            write(out / name, converted(half, out), converted(as_float32(half), out))
+            twin = converted(rounded(model), out)
+            write(out / name, converted(convert_float_to_float16(model), out), twin)
         else:
             single = converted(model, out)
             write(out / name, single, single)
 
 
-def as_float32(half: onnx.ModelProto) -> onnx.ModelProto:
-    """The float32 twin of a float16 model: its weights, in float32."""
+def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The float32 twin of the model's float16 form: weights as that has them, in float32."""
     twin = onnx.ModelProto()
-    twin.CopyFrom(half)
-    for index, weight in enumerate(twin.graph.initializer):
-        if weight.data_type == onnx.TensorProto.FLOAT16:
-            wide = numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float32), weight.name)
-            twin.graph.initializer[index].CopyFrom(wide)
-    for value in (*twin.graph.input, *twin.graph.output, *twin.graph.value_info):
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    for node in twin.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16:
-                attribute.i = onnx.TensorProto.FLOAT
-            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == onnx.TensorProto.FLOAT16:
-                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float32)))
+    twin.CopyFrom(model)
+    for weight in twin.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT:
+            value = numpy_helper.to_array(weight).astype(np.float16).astype(np.float32)
+            weight.CopyFrom(numpy_helper.from_array(value, weight.name))
     return twin
 
 
