@@ -143,6 +143,12 @@ def _quotient(x: Bounds, y: Bounds) -> Bounds:
     return x[0] // y[x[0] >= 0], x[1] // y[x[1] < 0]
 
 
+def _ceil_quotient(x: Bounds, y: Bounds) -> Bounds:
+    """A rule of its own: in ``(x + y - 1) // y`` both y vary apart, and the bounds of a number of waves begin at 0."""
+    low, high = _quotient((-x[1], -x[0]), y)
+    return -high, -low
+
+
 def _maximum(x: Bounds, y: Bounds) -> Bounds:
     return max(x[0], y[0]), max(x[1], y[1])
 
@@ -180,7 +186,7 @@ def minimum(a: Expr | int, b: Expr | int) -> Expr:
 
 def ceil_div(a: Expr | int, b: Expr | int) -> Expr:
     """``ceil(a / b)`` for a positive ``b``."""
-    return (wrap(a) + b - 1) // b
+    return Binary(_ceil_quotient, a, b)
 
 
 class Constraint:

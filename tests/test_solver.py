@@ -101,6 +101,14 @@ def test_expressions_compute_what_they_say(operation):
         assert low <= value <= high
 
 
+def test_a_rounded_up_quotient_is_bounded_tightly():
+    """At least one wave: as (x + y - 1) // y the bounds began at 0, and with them those of a product of waves."""
+    problem = Problem()
+    x, y = problem.variable("x", range(1, 65)), problem.variable("y", (1, 2, 4, 8))
+    assert ceil_div(x, y).bounds(problem.box()) == (1, 64)
+    assert ceil_div(0 - x, y).bounds(problem.box()) == (-64, 0)
+
+
 def test_relations_at_a_point():
     problem = Problem()
     x, y = problem.variable("x", range(1, 13)), problem.variable("y", range(1, 13))
