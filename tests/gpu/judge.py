@@ -78,6 +78,11 @@ class Verdict:
     def passed(self) -> bool:
         return self.y <= 1 and self.states <= 1  # False for NaN
 
+    @property
+    def worst(self) -> float:
+        """The larger one, NaN where one is NaN."""
+        return math.nan if math.isnan(self.states) else max(self.y, self.states)
+
 
 def flipped(spec: RNNSpec, name: str, t: torch.Tensor) -> torch.Tensor:
     """A tensor of the same network with the units of each head in reverse order."""

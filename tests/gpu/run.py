@@ -11,11 +11,13 @@ With --ptx 80 (or 75) the kernels are built as PTX of that target, which the dri
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +39,7 @@ PTX_MODES = {"75": ("alternating",), "80": ("local", "grid", "alternating")}
 # synccheck wants all warps of a block at one place in the code. The spare warp of the local mode meets the others at a
 # named barrier from a place of its own, which PTX allows: bar.sync goes by name and count.
 NOT_SPARE = "synccheck"
+RAN = "kernels ran"
 
 
 class Log:
@@ -82,25 +85,36 @@ def table(lib: Library, log: Log, modes: Sequence[str], rows: int, seed: int) ->
     log(f"table of {count} rows, seed {seed}: largest error {worst:.2f} of what is allowed, {took:.0f} s", worst <= 1)
 
 
-def sanitize(folder: Path, log: Log, modes: Sequence[str], dtypes: Sequence[str]) -> None:
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
+def sanitize(folder: Path, log: Log, tools: Sequence[str], parts: int, more: Sequence[str]) -> None:
+    """Each tool over all kernels of `small`, dealt to so many processes at once: they mostly work on the CPU."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
         log("compute-sanitizer is not on the path", False)
         return
-    for name in TOOLS:
-        command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, __file__, "small"]
-        command += ["--build", str(folder), "--modes", *modes, "--dtypes", *dtypes]
+
+    def one(name: str, part: int) -> None:
+        command = [program, f"--tool={name}", "--kernel-name", "kns=flashrnn", "--error-exitcode=9", sys.executable]
+        command += [__file__, "small", "--build", str(folder), "--part", f"{part}/{parts}", *more]
         command += ["--without-spare"] * (name == NOT_SPARE)
+        began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
-        log(f"{name}: {lines[-1] if lines else done.stderr[-300:]}", done.returncode == 0)
-        if done.returncode:
-            print("\n".join(lines[:40]))
+        ran = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.endswith(RAN)]
+        told = f"{ran[-1] if ran else done.stderr[-300:]}; {lines[-1] if lines else ''}"
+        good = done.returncode == 0 and bool(ran)
+        log(f"{name}, part {part} of {parts}, {time.perf_counter() - began:.0f} s: {told}", good)
+        if not good:
+            print("\n".join(done.stdout.splitlines()[-60:]), flush=True)
+
+    for name in tools:
+        with ThreadPoolExecutor(min(parts, os.cpu_count() or 1)) as pool:
+            list(pool.map(lambda part, name=name: one(name, part), range(parts)))
 
 
-def small(lib: Library, log: Log, without_spare: bool) -> None:
+def small(lib: Library, log: Log, without_spare: bool, part: int, parts: int) -> None:
     """A few short launches for the sanitizers: of each cell and mode both kinds of batch tile, and what clips."""
     seen: set[tuple[object, ...]] = set()
+    ran = 0
     for index, case in stress.samples(lib):
         row = lib.rows[index] if index != ALTERNATING else {}
         kind = (*map(row.get, ("cell", "mode", "k_warps", "clips")), row.get("batch_tile", 0) > 4)
@@ -108,11 +122,15 @@ def small(lib: Library, log: Log, without_spare: bool) -> None:
         if kind in seen or (without_spare and row.get("spare_warp")):
             continue
         seen.add(kind)
+        if len(seen) % parts != part:
+            continue
+        ran += 1
         for T in (0, 5):
             short = pairs.Case(case.spec, T, case.B if index == ALTERNATING else 3, "ragged", seed=index)
             lib.launch(lib.call(short.spec, tensors(short)), index)
             torch.cuda.synchronize()
-    log(f"{len(seen)} kernels ran", True)
+        print(f"row {index}: {case}", flush=True)
+    log(f"{ran} of {len(seen)} {RAN}", ran > 0)
 
 
 def main() -> int:
@@ -125,6 +143,9 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), help="kernels of these only; the table needs all")
     parser.add_argument("--ptx", default="", choices=("", *PTX_MODES), help="build PTX of this target")
     parser.add_argument("--without-spare", action="store_true", help="with small: no kernels with a spare warp")
+    parser.add_argument("--tools", nargs="*", default=TOOLS, help="with sanitize: these only")
+    parser.add_argument("--parts", type=int, default=12, help="with sanitize: processes of each tool")
+    parser.add_argument("--part", default="0/1", help="with small: part/parts of the kernels")
     parser.add_argument("--launches", type=int, default=1000)
     options = parser.parse_args()
     options.modes = options.modes or PTX_MODES.get(options.ptx, pairs.MODES)
@@ -139,13 +160,14 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     lib, log = Library(path, chosen), Log()
     if options.what == "small":
-        small(lib, log, options.without_spare)
+        small(lib, log, options.without_spare, *map(int, options.part.split("/")))
     if options.what in ("table", "all"):
         table(lib, log, options.modes, options.rows, options.seed)
     if options.what in ("stress", "all"):
         stress.run(lib, log, options.launches)
     if options.what in ("sanitize", "all"):
-        sanitize(options.build, log, options.modes, options.dtypes)
+        more = ["--modes", *options.modes, "--dtypes", *options.dtypes]
+        sanitize(options.build, log, options.tools, options.parts, more)
     print(f"{torch.cuda.get_device_name()}: {'all good' if not log.failed else f'{log.failed} failed'}")
     return int(log.failed > 0)
 
