@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashrnn_deploy.expressions import any_of
+from flashrnn_deploy.expressions import any_of, bounds
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_model import Model
 from flashrnn_deploy.modes import MODES
@@ -150,14 +150,16 @@ def _solution(model: Model, result: Result) -> Solution:
 
 
 def _describe(model: Model, config: KernelConfig) -> Solution:
-    gpu, point = model.gpu, model.problem.point(config.values())
-    cycles = {cause: term.bounds(point)[0] / 100 for cause, term in model.terms.items()}
-    breakdown = {cause: round(value / gpu.clock_mhz, 4) for cause, value in cycles.items() if value}
+    gpu, parts = model.gpu, model.terms | model.sizes
+    pairs = bounds(parts.values(), model.problem.point(config.values()))
+    values = {name: low for name, (low, _) in zip(parts, pairs, strict=True)}
+    cycles = {cause: values[cause] / 100 for cause in model.terms}
+    breakdown = {cause: round(count / gpu.clock_mhz, 4) for cause, count in cycles.items() if count}
     return Solution(
         config=config,
         gpu=gpu.name,
         predicted_step_us=round(sum(cycles.values()) / gpu.clock_mhz, 4),
         estimate=not gpu.measured or config.mode == "alternating",
         breakdown_us=breakdown,
-        sizes={name: size.bounds(point)[0] for name, size in model.sizes.items()},
+        sizes={name: values[name] for name in model.sizes},
     )

@@ -21,8 +21,7 @@ objective, or examined.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flashrnn_deploy.expressions import Box, Constraint, Expr, Var
@@ -68,7 +67,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """The best assignment and the account: ``candidates = sum(removed.values()) + cut + examined``."""
+    """The best assignment and the account: ``candidates = sum(removed.values()) + cut + examined``.
+
+    ``evaluations``: how often a constraint's status or the objective's bounds were asked for, the work of the search.
+    """
 
     values: dict[str, int]
     cost: int
@@ -76,6 +78,7 @@ class Result:
     removed: dict[str, int]
     cut: int
     examined: int
+    evaluations: int
 
 
 def solutions(problem: Problem) -> Iterator[dict[str, int]]:
@@ -93,36 +96,38 @@ def minimize(problem: Problem, objective: Expr) -> Result | None:
     if best is None or search.limit is None:
         return None
     values = {v.name: best.lo[v.index] for v in problem.variables}
-    return Result(
-        values, search.limit, math.prod(map(len, problem.domains)), search.removed, search.cut, search.examined
-    )
+    account = search.removed, search.cut, search.examined, search.evaluations
+    return Result(values, search.limit, problem.box().volume, *account)
 
 
 class _Search:
-    """Depth first search with propagation; see the module's text."""
+    """Depth first search with propagation; see the module's text. Sets of constraints are bits, by their numbers."""
 
     def __init__(self, problem: Problem, objective: Expr | None = None) -> None:
-        self.problem, self.objective = problem, objective
+        self.problem = problem
+        self.objective = None if objective is None else objective.compiled()
         self.limit: int | None = None
         self.removed = {name: 0 for name, _ in problem.constraints}
-        self.cut = self.examined = 0
-        self.scopes = [tuple(sorted(c.scope)) for _, c in problem.constraints]
-        self.watching: list[list[int]] = [[] for _ in problem.variables]
-        for number, scope in enumerate(self.scopes):
-            for index in scope:
-                self.watching[index].append(number)
+        self.cut = self.examined = self.evaluations = 0
+        self.constraints = [(name, c.compiled(), sorted(c.scope)) for name, c in problem.constraints]
+        self.watching = [
+            sum(1 << number for number, (_, _, scope) in enumerate(self.constraints) if index in scope)
+            for index in range(len(problem.variables))
+        ]
 
     def run(self) -> Iterator[Box]:
-        box = self.problem.box()
-        everything = set(range(len(self.problem.constraints)))
-        if self._propagate(box, everything, set(everything), thorough=True):
-            yield from self._branch(box, everything, 0)
+        box, everything = self.problem.box(), (1 << len(self.constraints)) - 1
+        open_ = self._propagate(box, everything, everything, thorough=True)
+        if open_ is not None:
+            yield from self._branch(box, open_, 0)
 
-    def _branch(self, box: Box, open_: set[int], depth: int) -> Iterator[Box]:
+    def _branch(self, box: Box, open_: int, depth: int) -> Iterator[Box]:
         """``open_``: the constraints that may still fail in ``box``."""
-        if self.objective is not None and self.limit is not None and self.objective.bounds(box)[0] >= self.limit:
-            self.cut += box.volume
-            return
+        if self.objective and self.limit is not None:
+            self.evaluations += 1
+            if self.objective(box)[0] >= self.limit:
+                self.cut += box.volume
+                return
         while depth < len(box.domains) and len(box.domains[depth]) == 1:
             depth += 1
         if depth == len(box.domains):
@@ -130,47 +135,54 @@ class _Search:
             yield box
             return
         for value in box.domains[depth]:
-            child, still_open = box.copy(), open_.copy()
+            child = box.copy()
             child.restrict(depth, (value,))
-            if self._propagate(child, still_open, still_open.intersection(self.watching[depth])):
+            still_open = self._propagate(child, open_, open_ & self.watching[depth])
+            if still_open is not None:
                 yield from self._branch(child, still_open, depth + 1)
 
-    def _propagate(self, box: Box, open_: set[int], queue: set[int], thorough: bool = False) -> bool:
-        """Remove values until nothing changes; False when a constraint fails. Counts what each constraint removed.
+    def _propagate(self, box: Box, open_: int, queue: int, thorough: bool = False) -> int | None:
+        """Remove values until nothing changes: what is still open then, or None when a constraint fails.
 
         Below the root a constraint with two or more open variables is only tested, not used to remove single values:
-        that found the same solutions three times as fast.
+        that finds the same solutions with 13 % fewer evaluations.
         """
         while queue:
-            number = min(queue)
-            queue.remove(number)
-            name, constraint = self.problem.constraints[number]
-            unfixed = [i for i in self.scopes[number] if len(box.domains[i]) > 1]
-            status = constraint.status(box)
-            if status is not None:
-                open_.discard(number)
-                if not status:
-                    self.removed[name] += box.volume
-                    return False
-            elif thorough or len(unfixed) == 1:
-                for index in unfixed:
-                    old = box.domains[index]
-                    kept = tuple(v for v in old if self._possible(constraint, box, index, v))
-                    if len(kept) < len(old):
-                        self.removed[name] += box.volume // len(old) * (len(old) - len(kept))
-                        if not kept:
-                            return False
-                        box.restrict(index, kept)
-                        queue |= open_.intersection(self.watching[index])
-                        queue.discard(number)
-                if len(unfixed) == 1:
-                    open_.discard(number)
-        return True
+            bit = queue & -queue  # of the first
+            queue ^= bit
+            name, status_in, scope = self.constraints[bit.bit_length() - 1]
+            self.evaluations += 1
+            status = status_in(box)
+            if status is False:
+                self.removed[name] += box.volume
+                return None
+            if status:
+                open_ &= ~bit
+                continue
+            unfixed = [index for index in scope if len(box.domains[index]) > 1]
+            if not thorough and len(unfixed) > 1:
+                continue
+            for index in unfixed:
+                old = box.domains[index]
+                kept = self._possible(status_in, box, index)
+                if len(kept) < len(old):
+                    self.removed[name] += box.volume // len(old) * (len(old) - len(kept))
+                    if not kept:
+                        return None
+                    box.restrict(index, kept)
+                    queue |= open_ & self.watching[index] & ~bit
+            if len(unfixed) == 1:
+                open_ &= ~bit
+        return open_
 
-    @staticmethod
-    def _possible(constraint: Constraint, box: Box, index: int, value: int) -> bool:
-        saved = box.domains[index], box.lo[index], box.hi[index]
-        box.restrict(index, (value,))
-        status = constraint.status(box)
-        box.domains[index], box.lo[index], box.hi[index] = saved
-        return status is not False
+    def _possible(self, status_in: Callable[[Box], bool | None], box: Box, index: int) -> tuple[int, ...]:
+        """The values of a variable with which a constraint may still hold."""
+        old = box.domains[index], box.lo[index], box.hi[index]
+        kept = []
+        for value in old[0]:
+            box.domains[index], box.lo[index], box.hi[index] = (value,), value, value
+            if status_in(box) is not False:
+                kept.append(value)
+        box.domains[index], box.lo[index], box.hi[index] = old
+        self.evaluations += len(old[0])
+        return tuple(kept)

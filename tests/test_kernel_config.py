@@ -320,8 +320,24 @@ def test_a_batch_of_zero_is_refused():
         solve(spec(), 0, H200)
 
 
+def test_the_work_of_a_choice_is_bounded():
+    """Evaluations of constraints and of the objective; 12,000 are 15 ms of a quiet machine."""
+
+    def work(layer, batch, gpu):
+        model = Model(layer, batch, gpu)
+        return minimize(model.problem, model.objective).evaluations
+
+    assert work(spec("slstm", 1, 317, num_directions=2), 64, H200) < 12000, "the most of 400 random layers"
+    # Ten times as many while the lower bound of a number of waves was 0.
+    assert work(spec("lstm", 3, 1, "float16"), 16, gpus.GPUS["b200"]) < 1500
+    rng = random.Random(4)
+    sample = [work(*random_case(rng)) for _ in range(60)]
+    assert statistics.mean(sample) < 2600
+    assert max(sample) < 12000
+
+
 @pytest.mark.full  # a clock, not a result: machines and tracers differ
-def test_a_shape_takes_less_than_150_ms():
+def test_a_shape_takes_less_than_100_ms():
     """Processor time, best of three: other load on the machine does not count."""
     for heads, head_dim, batch in ((1, 64, 1), (12, 64, 64), (1, 385, 16), (1, 424, 64), (1, 1024, 16)):
         times = []
@@ -329,4 +345,4 @@ def test_a_shape_takes_less_than_150_ms():
             start = time.process_time()
             solve(spec(heads=heads, head_dim=head_dim), batch, H200)
             times.append(time.process_time() - start)
-        assert min(times) < 0.150, (heads, head_dim, batch, times)
+        assert min(times) < 0.100, (heads, head_dim, batch, times)
