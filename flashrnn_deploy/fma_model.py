@@ -40,7 +40,7 @@ def slices(units: int, units_per_block: int, row_warps: int) -> int:
 
 
 def size(m: Model) -> None:
-    """Sets slices, registers per lane, and bytes of shared memory."""
+    """Sets slices, registers per lane, bytes of shared memory, and how many blocks are resident."""
     definition = m.spec.definition
     G, units = definition.num_gates, _units(m)
     m.slices = maximum(1, _slices(m))
@@ -51,6 +51,17 @@ def size(m: Model) -> None:
     m.registers = m.weight_registers + m.BT * (units * G + 4) + flight + (46 + 2 * definition.num_states)
     m.weight_bytes = maximum(0, m.D - m.KR * 16) * m.UB * (4 * G)
     m.shared = m.BT * m.D * 8 + m.PF * m.WM * (128 * G) + m.weight_bytes + 128  # h twice, ring of wx, R, barriers
+    _residency(m)
+
+
+def _residency(m: Model) -> None:
+    """How many blocks share an SM and its units, and how many heads' tiles run at once."""
+    gpu, grid = m.gpu, m._is(GRID)
+    # A few registers more than estimated: a block too many on paper is a wave too many on the device.
+    blocks = minimum(gpu.registers_per_sm // (32 * m.WM * (m.registers + 4)), gpu.smem_per_sm // (m.shared + 1024))
+    m.resident = maximum(1, blocks * (1 - grid))
+    heads = Table(lambda d, ub: max(1, gpu.sms * ub // d), m.D, m.UB)  # at once; the others are further launches
+    m.at_once = maximum(1, m.places * (1 - grid) * m.resident + heads * grid)
 
 
 def constrain(m: Model) -> None:
@@ -64,18 +75,12 @@ def constrain(m: Model) -> None:
     need("register_k_steps_exist", any_of(alternating, m.KR * 16 <= m.D))
 
 
-def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
-    """(waves, parts of one wave in hundredths of a cycle per step) of the on-chip modes."""
-    gpu, cell, G = m.gpu, m.spec.cell, m.spec.definition.num_gates
+def cost(m: Model) -> dict[str, Expr]:
+    """The parts of one wave of the on-chip modes, in hundredths of a cycle per step."""
+    cell, G = m.spec.cell, m.spec.definition.num_gates
     grid = m._is(GRID)
     turns = ceil_div(m.WM, 4)  # warps of the sub-partition that has most
-    # A few registers more than estimated: a block too many on paper is a wave too many on the device.
-    at_once = minimum(gpu.registers_per_sm // (32 * m.WM * (m.registers + 4)), gpu.smem_per_sm // (m.shared + 1024))
-    resident = maximum(1, at_once * (1 - grid))  # blocks of one SM: they share its units
-    clusters = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), m.CL)
-    heads = Table(lambda d, ub: max(1, gpu.sms * ub // d), m.D, m.UB)  # at once; the others are further launches
-    places = clusters * (1 - grid) + heads * grid
-    sharing = minimum(ceil_div(m.groups, places), resident)
+    sharing = minimum(ceil_div(m.groups, m.places), m.resident)
     place = (m.mode, m.UB, m.WM)
     shuffles = Table(lambda mode, ub, wm, bt: _shuffles(units_per_lane(G, mode, ub, wm), ub, wm, bt, G), *place, m.BT)
     rounds = Table(lambda *at: max(1, slices(units_per_lane(G, *at), *at[1:])).bit_length() - 1, *place)
@@ -84,7 +89,7 @@ def cost(m: Model) -> tuple[Expr, dict[str, Expr]]:
     exchange = near * (1 - grid) + (far + (m.BT - 1) * m.D * 45) * grid
     messages = Table(lambda mode: int(mode == CLUSTER), m.mode) * m.BT
     latency = 1500 * ACTIVATIONS[cell] + 3800 * (cell == "slstm")
-    return ceil_div(m.groups, places * resident), {
+    return {
         "products": m.UB * m.BT * m.D * turns * (G * 97) // (32 * m.WM) * sharing,
         "reading h from shared memory": m.WM * m.BT * m.D * 20 // m.slices * sharing,
         "reading R from shared memory": m.weight_bytes * 77 // 128 * sharing,

@@ -51,7 +51,7 @@ class Solution:
         predicted_step_us: microseconds per time step, launch not included.
         estimate: False only for what the model was measured on: an H200, on-chip modes.
         breakdown_us: the parts of ``predicted_step_us`` by cause; parts of 0 are left out.
-        sizes: blocks, threads, registers, and bytes per block; all 0 in the alternating mode.
+        sizes: blocks, those resident at once, threads, registers, and bytes per block; all 0 in the alternating mode.
         candidates: assignments in the product of the domains.
         removed: how many of them each named constraint removed.
         cut: how many could not beat the best known configuration and were not looked at.
@@ -74,9 +74,12 @@ class Solution:
 
     @property
     def on_chip_bytes(self) -> int:
-        """Bytes of shared memory and of R in registers, all blocks together."""
+        """Bytes of shared memory and of R in registers of the blocks that the model takes to be resident at once.
+
+        Blocks beyond these run after them, in the same room.
+        """
         per_block = self.sizes["shared_memory_bytes"] + self.sizes["weight_bytes_in_registers"]
-        return self.sizes["num_blocks"] * per_block
+        return self.sizes["resident_blocks"] * per_block
 
     def explain(self) -> list[tuple[str, int]]:
         """(constraint, candidates it removed), most first; constraints that removed none are listed too."""

@@ -130,13 +130,17 @@ class Model:
         self.all_warps = self.warps + self.AUX
         self.groups = ceil_div(self.batch, self.rows) * (self.spec.num_directions * self.spec.num_heads)
         self.blocks = self.groups * (self.D // self.UB)
+        # For a cluster, or a block that is alone.
+        self.places = Table(lambda cl: max(1, self.gpu.resident_clusters(cl)) if cl > 1 else self.gpu.sms, self.CL)
         if self.fma:
             fma_model.size(self)
         else:
             self._size_tiles()
+            self._size_residency()
         on_chip = self._is(LOCAL, CLUSTER, GRID)
         self.sizes = {
             "num_blocks": self.blocks * on_chip,
+            "resident_blocks": minimum(self.groups, self.at_once) * (self.D // self.UB) * on_chip,
             "threads_per_block": 32 * self.all_warps * on_chip,
             "registers_per_thread": self.registers * on_chip,
             "shared_memory_bytes": self.shared * on_chip,
@@ -170,6 +174,21 @@ class Model:
             + self.weight_bytes
             + 128  # barriers
         )
+
+    def _size_residency(self) -> None:
+        """How many blocks share an SM, and how many heads' tiles run at once, one launch or wave after the other.
+
+        Blocks of the local mode and clusters are independent: what does not fit waits. The grid mode takes as many
+        heads' tiles at once as the device has room for. Compiled kernels of the first two take 16 to 42 registers fewer
+        than the estimate, those of the grid up to 10 more; a head that does not fit beside the others is a launch of
+        its own, so it is better to be careful.
+        """
+        gpu, by_mode = self.gpu, self._by_mode
+        registers = minimum(255, self.registers + by_mode(-16, -16, 12))
+        self.resident = maximum(1, minimum(gpu.registers_per_sm // (self.all_warps * registers * 32),
+                                           gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
+        heads = self.resident * self.UB * gpu.sms // self.D
+        self.at_once = maximum(1, by_mode(1, 1, 0) * self.places * self.resident + by_mode(0, 0, 1) * heads)
 
     def _constrain(self) -> None:
         gpu, need, group = self.gpu, self.problem.require, self.tiling.group
@@ -219,7 +238,8 @@ class Model:
     def _cost(self) -> None:
         """Hundredths of a cycle per step, by cause."""
         on_chip, is_alternating = self._is(LOCAL, CLUSTER, GRID), self._is(ALTERNATING)
-        waves, terms = fma_model.cost(self) if self.fma else self._cost_of_tiles()
+        waves = ceil_div(self.groups, self.at_once)
+        terms = fma_model.cost(self) if self.fma else self._cost_of_tiles()
         alternating = alternating_model.cost(self.spec, self.batch, self.gpu)
         self.terms = {name: on_chip * waves * term for name, term in terms.items()}
         self.terms |= {name: is_alternating * value for name, value in alternating.items()}
@@ -228,8 +248,8 @@ class Model:
             alternating.values()
         )
 
-    def _cost_of_tiles(self) -> tuple[Expr, dict[str, Expr]]:
-        """(waves, parts of one wave) on tensor cores."""
+    def _cost_of_tiles(self) -> dict[str, Expr]:
+        """The parts of one wave on tensor cores."""
         gpu, spec, tiling = self.gpu, self.spec, self.tiling
         cycle = 100
         issue = max(610, 100 * 8192 // gpu.tensor_macs)  # per m16n8k16 and sub-partition; 6.1 cycles on an H200
@@ -251,18 +271,8 @@ class Model:
             self.mode, self.BT, self.UB, self.WK,
         )  # fmt: skip
         groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // packed
-        # Blocks of the local mode and clusters are independent: several share an SM, and what does not fit waits. The
-        # grid mode runs as many heads' tiles at once as the device has room for, one launch after the other.
-        # Compiled kernels of the first two take 16 to 42 registers fewer than the estimate, those of the grid up to 10
-        # more; a head that does not fit beside the others is a launch of its own, so it is better to be careful.
-        registers = minimum(255, self.registers + by_mode(-16, -16, 12))
-        resident = maximum(1, minimum(gpu.registers_per_sm // (self.all_warps * registers * 32),
-                                      gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
-        places = Table(lambda cl: gpu.sms if cl == 1 else max(1, gpu.resident_clusters(cl)), self.CL)
-        load = ceil_div(self.groups, places)
-        at_once = maximum(1, resident * self.UB * gpu.sms // self.D)
-        waves = by_mode(1, 1, 0) * ceil_div(load, resident) + by_mode(0, 0, 1) * ceil_div(self.groups, at_once)
-        sharing = 100 + (minimum(load, resident) - 1) * by_mode(NEIGHBOUR_PERCENT, NEIGHBOUR_PERCENT, 0)
+        load = ceil_div(self.groups, self.places)  # blocks that could share an SM
+        sharing = 100 + (minimum(load, self.resident) - 1) * by_mode(NEIGHBOUR_PERCENT, NEIGHBOUR_PERCENT, 0)
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
@@ -272,7 +282,7 @@ class Model:
         arrival = packets * by_mode(0, 220 * 32, 30 * cycle) // (pollers * 32)
         m_tiles = (self.UB // tiling.group) * tiling.tiles
         barrier = Table(lambda mode, wm: 400 * max(0, wm - 4) * (mode == LOCAL), self.mode, self.WM)
-        return waves, {
+        return {
             "exchange of h between blocks": base + far * by_mode(0, 0, 1) + arrival,
             "tensor cores": tensor * by_mode(100, 130, 46) * sharing // 10000,
             "reading R from shared memory": self.weight_bytes * by_mode(0, 64, 87) // 128,

@@ -272,6 +272,28 @@ def test_local_blocks_beyond_the_device_wait():
     assert times[-1] > 4 * times[0]
 
 
+@pytest.mark.parametrize(
+    ("layer", "batch", "mode", "num_blocks", "resident"),
+    [
+        (spec(heads=12), 16, "local", 12 * 8, 12 * 8),
+        (spec(heads=12), 4096, "local", 12 * 512, 2 * 132),  # 73 KB of shared memory and 160 registers: two per SM
+        (spec(heads=2, head_dim=256), 4, "cluster", 2 * 4 * 8, 2 * 4 * 8),
+        (spec(heads=12, head_dim=256), 64, "cluster", 12 * 8 * 4, 2 * 31 * 4),  # 31 clusters of 4, twice
+        (spec(heads=12, head_dim=1024), 64, "grid", 12 * 8 * 64, 2 * 132 // 64 * 64),  # whole heads' tiles
+        (spec(heads=3, head_dim=768, dtype="float32"), 1, "grid", 3 * 48, 132 // 48 * 48),
+        (spec(head_dim=8000), 4, "alternating", 0, 0),
+    ],
+    ids=lambda v: f"{v.num_heads}x{v.head_dim}" if isinstance(v, RNNSpec) else str(v),
+)
+def test_on_chip_bytes_are_those_of_the_blocks_that_are_resident_at_once(layer, batch, mode, num_blocks, resident):
+    solution = solve(layer, batch, H200)
+    assert solution.config.mode == mode
+    assert (solution.sizes["num_blocks"], solution.sizes["resident_blocks"]) == (num_blocks, resident)
+    per_block = solution.sizes["shared_memory_bytes"] + solution.sizes["weight_bytes_in_registers"]
+    assert solution.on_chip_bytes == resident * per_block
+    assert solution.on_chip_bytes <= H200.sms * (H200.smem_per_sm + 4 * H200.registers_per_sm)
+
+
 def test_gates_tile_without_waste():
     """Rows of R that a block multiplies: units x gates, for 4, 3 and 1 gates alike."""
     for cell, gates in (("lstm", 4), ("gru", 3), ("elman", 1)):
