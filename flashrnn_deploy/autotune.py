@@ -86,7 +86,7 @@ def tune(
     path: Path,
 ) -> list[Entry]:
     """The ``entries``, and those of what was not timed before: each is in the file ``path`` as soon as it is known."""
-    work = jobs(layers, gpu, batches, [entry for entry in entries if tuning.is_for(entry, gpu)])
+    work = jobs(layers, gpu, batches, tuning.usable(entries, [gpu], sources))
     if not work:
         return entries
     lines = table(work, gpu)

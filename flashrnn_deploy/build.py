@@ -92,7 +92,9 @@ def build_plugins(
     if autotune and toolchain:
         raise FlashRNNError("--autotune times kernels on this machine, and --toolchain builds for another one")
     here = installed(gpu_names) if autotune else None
-    entries, notes = tuning.gather(output, tuned, devices, plugin_sources())
+    stored, notes = tuning.gather(output, tuned, devices, plugin_sources())
+    if batches and not devices:
+        notes.append("--batch has no effect on a build for the CPU alone: its one kernel serves any batch")
     tools = find_tools(devices, nvcc, toolchain)
     with _locked(output.absolute() / "build", _identity(tools, toolchain)) as folder, _log(output) as log_file:
         builder = Builder(
@@ -100,9 +102,10 @@ def build_plugins(
             output / "build.log", log_file, progress, log,
         )  # fmt: skip
         if tuned is not None:  # for the next build
-            tuning.save(output / tuning.FILE, entries)
+            tuning.save(output / tuning.FILE, stored)
         if here:
-            entries = tune(layers, here, buckets, entries, builder, plugin_sources(), output / tuning.FILE)
+            stored = tune(layers, here, buckets, stored, builder, plugin_sources(), output / tuning.FILE)
+        entries = tuning.usable(stored, devices, plugin_sources())
         choices = kernel_table.plan(layers, devices, buckets, tuning.measurements(entries))
         values = _values(devices, headers, tuning.about(choices, entries))
         if tools.nvcc:

@@ -1,7 +1,8 @@
 """What was measured of kernel configurations, kept in a JSON file beside a plugin library.
 
 `build-plugins --autotune` writes the file, later builds read it, also where there is no GPU. An entry holds for one
-layer and batch, one kind of GPU and one state of the kernels' sources; what does not fit a build is told, never used.
+layer and batch, one kind of GPU and one state of the kernels' sources; what does not fit a build is told, never used,
+and stays in the file.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Entry:
     timings: tuple[Timing, ...]
 
     @property
-    def key(self) -> tuple[str, RNNSpec, int]:
-        return self.product, self.spec, self.batch
+    def key(self) -> tuple[str, str, RNNSpec, int]:
+        return self.product, self.source_hash, self.spec, self.batch
 
     @property
     def title(self) -> str:
@@ -125,7 +126,7 @@ def save(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def merged(older: Iterable[Entry], newer: Iterable[Entry]) -> list[Entry]:
-    """All entries; of one layer, batch and GPU the newer."""
+    """All entries; of one layer, batch, GPU and state of the sources the newer."""
     return list({entry.key: entry for entry in (*older, *newer)}.values())
 
 
@@ -158,44 +159,47 @@ def about(choices: Sequence[Choice], entries: Sequence[Entry]) -> str:
 
 
 def gather(output: Path, given: Path | None, devices: Sequence[GPU], sources: Path) -> tuple[list[Entry], list[str]]:
-    """What ``output`` and the file ``given`` hold for these devices and sources, and what to say of the rest.
+    """All that ``output`` and the file ``given`` hold, and what to say of the entries that this build cannot use.
 
     Raises:
         FlashRNNError: a file cannot be read, or is not what ``save`` writes.
     """
     own, hash_ = output / FILE, source_hash(sources)
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     notes: list[str] = []
     for path in (own if own.is_file() else None, given):
         if path is not None:
-            more, told = fitting(load(path), devices, hash_, path)
-            kept, notes = merged(kept, more), [*notes, *told]
-    return kept, list(dict.fromkeys(notes))
+            more = load(path)
+            replaced = [entry for entry in entries if any(entry.key == new.key and entry != new for new in more)]
+            if replaced:
+                notes.append(f"{own}: {_listed(replaced)} replaced by what {path} has of the same")
+            entries, notes = merged(entries, more), [*notes, *_unused(more, devices, hash_, path)]
+    return entries, list(dict.fromkeys(notes))
 
 
-def fitting(
-    entries: Sequence[Entry], devices: Sequence[GPU], sources: str, origin: Path
-) -> tuple[list[Entry], list[str]]:
-    """The entries that still hold for these sources, and what to say of those that do not or serve none of ``devices``.
+def usable(entries: Iterable[Entry], devices: Sequence[GPU], sources: Path) -> list[Entry]:
+    """The entries that hold for these sources and one of ``devices``."""
+    hash_ = source_hash(sources)
+    return [entry for entry in entries if not _reason(entry, devices, hash_)]
 
-    An entry for another GPU holds, and waits for a build for that GPU.
-    """
-    kept, old, unknown = [], [], []
+
+def _unused(entries: Iterable[Entry], devices: Sequence[GPU], sources: str, origin: Path) -> list[str]:
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        device = next((gpu for gpu in devices if is_for(entry, gpu)), None)
-        if entry.source_hash != sources:
-            old.append(entry)
-        elif device and not all(_offered(entry, device, timing.config) for timing in entry.timings):
-            unknown.append(entry)
-        else:
-            kept.append(entry)
-    idle = [entry for entry in kept if not any(is_for(entry, gpu) for gpu in devices)]
-    reasons = (
-        (old, "dropped: the kernels' sources have changed since"),
-        (unknown, "dropped: the solver no longer offers their configurations"),
-        (idle, f"not used: this build is not for {', '.join(sorted({e.product for e in idle}))}"),
-    )
-    return kept, [f"{origin}: {_listed(some)} {reason}" for some, reason in reasons if some]
+        groups.setdefault(_reason(entry, devices, sources), []).append(entry)
+    return [f"{origin}: {_listed(some)} not used: {reason}" for reason, some in groups.items() if reason]
+
+
+def _reason(entry: Entry, devices: Sequence[GPU], sources: str) -> str:
+    """Why a build does not use an entry; empty where it does."""
+    device = next((gpu for gpu in devices if is_for(entry, gpu)), None)
+    if device is None:
+        return f"this build is not for {entry.product}"
+    if entry.source_hash != sources:
+        return "the kernels' sources have changed since"
+    if not all(_offered(entry, device, timing.config) for timing in entry.timings):
+        return "the solver no longer offers their configurations"
+    return ""
 
 
 def _offered(entry: Entry, gpu: GPU, config: KernelConfig) -> bool:

@@ -333,10 +333,10 @@ def tuned_file(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("gpu", "changes", "said"),
     [
-        ("h200", {"source_hash": "0" * 64}, "dropped: the kernels' sources have changed since"),
+        ("h200", {"source_hash": "0" * 64}, "not used: the kernels' sources have changed since"),
         ("h100", {}, "not used: this build is not for NVIDIA H200"),
         ("h200", {"product": "NVIDIA H200 MIG 1g.18gb", "sms": 16}, "not used: this build is not for NVIDIA H200 MIG"),
-        ("h200", {"batch": 1, "timings": None}, "dropped: the solver no longer offers their configurations"),
+        ("h200", {"batch": 1, "timings": None}, "not used: the solver no longer offers their configurations"),
     ],
 )
 def test_entries_that_do_not_fit_are_told_and_not_used(
@@ -353,6 +353,37 @@ def test_entries_that_do_not_fit_are_told_and_not_used(
     assert said in line
     report = json.loads((tmp_path / "out" / "libflashrnn.json").read_text())
     assert (report["kernels"][0]["measured_step_us"], report["tuned"]) == (None, [])
+    assert tuning.load(tmp_path / "out" / tuning.FILE) == tuning.load(file), "it stays for the build that can use it"
+
+
+def test_what_other_sources_were_timed_with_stays_beside_what_is_timed_anew(stubs: Path, tmp_path: Path) -> None:
+    model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
+    out.mkdir()
+    (older,) = tuning.load(tuned_file(out / tuning.FILE, source_hash="0" * 64))
+    code, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--autotune")
+    assert code == 0
+    assert sum("not used: the kernels' sources have changed since" in line for line in lines) == 1
+    kept, new = tuning.load(out / tuning.FILE)
+    assert kept == older
+    assert (new.key[2:], new.source_hash) == (older.key[2:], tuning.source_hash(build.plugin_sources()))
+    report = json.loads((out / "libflashrnn.json").read_text())
+    assert report["kernels"][0]["measured_step_us"] == min(t.step_us for t in new.timings if t.step_us)
+
+
+def test_timings_that_a_given_file_replaces_are_told(stubs: Path, tmp_path: Path) -> None:
+    model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
+    out.mkdir()
+    tuned_file(out / tuning.FILE)
+    file = tuned_file(tmp_path / "tuned.json", driver="590")
+    code, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--tuned", file)
+    assert code == 0
+    assert (
+        f"{out / tuning.FILE}: 1 tuned layer (lstm 1x256 bfloat16 B16) replaced by what {file} has of the same"
+        in "".join(lines)
+    )
+    assert tuning.load(out / tuning.FILE) == tuning.load(file)
+    _, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--tuned", file)
+    assert not [line for line in lines if "replaced" in line]
 
 
 @pytest.mark.parametrize(
@@ -382,6 +413,14 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, step_us: Any) -> None:
     file = tuned_file(tmp_path / "t.json", timings=(tuning.Timing(config, step_us),))
     with pytest.raises(FlashRNNError, match="is damaged, or no file of build-plugins --autotune"):
         tuning.load(file)
+
+
+def test_a_batch_that_a_build_for_the_cpu_has_no_use_for_is_told(stubs: Path, tmp_path: Path) -> None:
+    model, note = save(SPEC, tmp_path / "m.onnx"), "note: --batch has no effect on a build for the CPU alone"
+    for options, told in ((["--gpu", "cpu"], False), (["--gpu", "cpu", "--batch", 4], True)):
+        code, _, lines = run(model, *options, "-o", tmp_path / "out")
+        assert (code, any(note in line for line in lines)) == (0, told)
+    assert not any(note in line for line in run(model, "--gpu", "h200", "--batch", 4, "-o", tmp_path / "out")[2])
 
 
 # Refusals ----------------------------------------------------------------------------------------------------------

@@ -178,6 +178,7 @@ def test_solve() -> None:
         (["--gpu", "abacus"], "abacus"),
         (["--dtype", "int8"], "dtype int8"),
         (["--batch", "0"], "batch"),
+        (["--gpu", "cpu", "--batch", "4"], "the CPU has one kernel for any layer and batch"),
     ],
 )
 def test_solve_refuses(changes: list[str], message: str) -> None:

@@ -23,8 +23,13 @@ from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, 
 def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> None:
     """Choose the kernel configuration of one layer on one GPU. Needs no GPU."""
     from flashrnn_deploy import gpus, kernel_config
+    from flashrnn_deploy.errors import FlashRNNError
     from flashrnn_deploy.op import RNNSpec
 
+    if gpu == "cpu":
+        raise FlashRNNError(
+            "solve chooses kernels for GPUs; the CPU has one kernel for any layer and batch: name a GPU"
+        )
     facts = kernel_config.solve(RNNSpec(**spec), batch, gpus.get(gpu)).to_dict()
     if as_json:
         print_json(facts)
