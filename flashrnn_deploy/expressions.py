@@ -75,7 +75,7 @@ class Text:
         return make(*self.arguments)  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=4096)  # all layers and devices together have some hundred texts
+@lru_cache(maxsize=1024)  # all layers and devices together have some sixty texts
 def _compiled(text: str) -> Callable[..., Any]:
     names: dict[str, Any] = {"undefined": _undefined}
     exec(compile(text, "<expression>", "exec"), names)

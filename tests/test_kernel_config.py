@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashrnn_deploy import gpus, kernel_config
+from flashrnn_deploy import expressions, gpus, kernel_config
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.kernel_config import KernelConfig, candidates, check, predict, solve
 from flashrnn_deploy.kernel_model import Model
@@ -356,6 +356,14 @@ def test_the_work_of_a_choice_is_bounded():
     sample = [work(*random_case(rng)) for _ in range(60)]
     assert statistics.mean(sample) < 2600
     assert max(sample) < 12000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_layers_of_a_kind_share_their_compiled_functions(dtype):
+    solve(spec("slstm", 3, 384, dtype), 16, H200)
+    compiled = expressions._compiled.cache_info().misses
+    solve(spec("lstm", 1, 1000, dtype, num_directions=2), 64, gpus.GPUS["thor"])
+    assert expressions._compiled.cache_info().misses == compiled
 
 
 @pytest.mark.full  # a clock, not a result: machines and tracers differ
