@@ -87,7 +87,8 @@ def test_every_cell_and_mode_has_a_tested_kernel() -> None:
 
 
 def test_no_framework_header_under_the_kernels() -> None:
-    allowed = re.compile(r'<(cuda\w*\.h|cuda_(bf16|fp16)\.h|atomic|climits|cmath|cstddef|cstdint)>|"[\w./]+"')
+    standard = "atomic|climits|cmath|cstddef|cstdint|type_traits"
+    allowed = re.compile(rf'<(cuda\w*\.h|cuda_(bf16|fp16)\.h|{standard})>|"[\w./]+"')
     for path in KERNELS.iterdir():
         for name in re.findall(r"^#include (.+)$", path.read_text(), re.M):
             assert allowed.fullmatch(name), f"{path.name} includes {name}"

@@ -42,6 +42,10 @@ def samples(lib: Library) -> Iterator[tuple[int, Case]]:
         ("gru", "float16", 1, 2048, 20),
         ("elman", "bfloat16", 150, 256, 7),
         ("slstm", "float32", 1, 1536, 9),
+        ("lstm", "bfloat16", 1, 1024, 40),  # from here on tiles of 64, 64, 32 and 16 rows that all warps share
+        ("gru", "float16", 2, 520, 65),
+        ("lstm", "float16", 1, 2400, 30),
+        ("slstm", "bfloat16", 16, 1024, 12),
     ):
         spec = RNNSpec(cell, heads, D, 1, dtype, normalizer_floor=float(cell == "slstm"))
         yield ALTERNATING, Case(spec, 16, B, "ragged")

@@ -23,8 +23,8 @@ bool streams(const Params& p, const Device& device) {
 }  // namespace
 
 std::size_t hidden_bytes(const Params& p) {
-  const std::int64_t row = (p.D * element_bytes(p.dtype) + 15) / 16 * 16;
-  return static_cast<std::size_t>(p.N * p.H * p.B * row);
+  const int bytes = element_bytes(p.dtype);
+  return static_cast<std::size_t>(p.N * p.H * p.B * hidden_pitch(p.D, bytes) * bytes);
 }
 
 std::size_t alternating_workspace_bytes(const Params& params) { return kArrivalBytes + 2 * hidden_bytes(params); }

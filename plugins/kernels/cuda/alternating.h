@@ -24,12 +24,17 @@ struct Device {
 // of h.
 inline constexpr int kMostGroups = 512, kArrivalStride = 32;
 inline constexpr std::size_t kArrivalBytes = kMostGroups * kArrivalStride * sizeof(std::uint32_t);
+// Elements from one row of h in the workspace to the next: rows start at multiples of 16 bytes.
+__host__ __device__ constexpr std::int64_t hidden_pitch(std::int64_t D, int element_bytes) {
+  const std::int64_t vector = 16 / element_bytes;
+  return (D + vector - 1) / vector * vector;
+}
 std::size_t hidden_bytes(const Params& params);
 
 inline constexpr int kHalfUnits = 8;  // a block has whole groups of so many units
 
-// One kernel that runs through all steps and keeps what fits of R on chip. cudaErrorInvalidConfiguration, with nothing
-// launched: the other way is faster, or the device has too little shared memory.
+// One kernel that runs through all steps. cudaErrorInvalidConfiguration, with nothing launched: the other way is
+// faster, or the device has too little shared memory.
 template <DType kType>
 cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream);
 

@@ -1,10 +1,11 @@
-// How a call of the alternating mode is divided over the device, and its launches.
+// How a call of the alternating mode is divided over the device, which kernel takes it, and its launches.
 #pragma once
 
 #include <cmath>
 
-#include "alternating.h"
 #include "alternating_kernel.cuh"
+#include "alternating_start.cuh"
+#include "alternating_tiled.cuh"
 #include "launch.h"
 
 namespace flashrnn::cuda {
@@ -28,72 +29,49 @@ Share share_of(const Tensors& t, const Device& device) {
   return share;
 }
 
-// Slices of D of one warp.
+// How often a block runs through D in a step: for each tile of the batch, for each pass of its units.
 template <class C>
-std::int64_t num_slices(const Tensors& t) {
-  constexpr int kBytes = C::kWarps * kSliceBytes;
-  return (static_cast<std::int64_t>(t.D) * static_cast<int>(sizeof(Element<C::kType>)) + kBytes - 1) / kBytes;
+int turns(const Share& share) {
+  return ceil_div(share.units / kHalfUnits, C::kGroups) * ceil_div(share.range_rows, C::kRows);
 }
 
-// Whether a step is faster than by one kernel per step, which reads R from memory but has all rows of the batch in
-// flight. Both sides are us on an H200, fitted to two dozen layers within a third; a block takes its tiles of the batch
-// and its passes one after the other, each with the latency of h from L2 for every slice.
+// Slices of D of a warp or of a part of the block, each `stride` bytes behind the one before.
 template <class C>
-bool pays(const Tensors& t, const Share& share, const Device& device) {
-  const int passes = ceil_div(share.units / kHalfUnits, C::kGroups), tiles = ceil_div(share.range_rows, C::kRows);
+std::int64_t num_slices(const Tensors& t, int stride) {
+  return (static_cast<std::int64_t>(t.D) * static_cast<int>(sizeof(Element<C::kType>)) + stride - 1) / stride;
+}
+
+// What a run through D takes, us on an H200: the start, and each slice.
+struct TurnCost {
+  double start, slice;
+};
+inline constexpr TurnCost kStreamingCost{1.0, 0.7}, kTiledCost{3.0, 0.5};
+
+// Whether a step is faster than by one kernel per step, which reads R from memory but has all rows of the batch in
+// flight. Both sides are us on an H200, fitted to three dozen layers within a third.
+template <class C>
+bool pays(const Tensors& t, const Share& share, const Device& device, TurnCost turn, std::int64_t slices) {
   const double groups = static_cast<double>(t.N) * t.H * share.ranges;
   const double launches = ceil(groups * share.unit_blocks / device.processors);
-  const double ours = 1.5 + launches * tiles * passes * (1.0 + 0.7 * static_cast<double>(num_slices<C>(t)));
+  const double ours = 1.5 + launches * turns<C>(share) * (turn.start + turn.slice * static_cast<double>(slices));
   const double weights = static_cast<double>(t.N) * t.H * t.D * t.D * C::kGates * 132 / device.processors;
   const double arithmetic = weights * t.B / 8e6, memory = weights * sizeof(Element<C::kType>) / 4e6;
   return ours < 4.0 + (arithmetic > memory ? arithmetic : memory);
 }
 
-// Bytes of shared memory with so many stages of each warp that stay.
-template <class C>
-std::size_t shared_bytes(const Share& share, int resident) {
-  return AlternatingShared<C>::bytes(share.range_rows < C::kRows ? share.range_rows : C::kRows, share.units, resident);
-}
-
-// Stages of a warp that stay in shared memory, negative where not even the rest fits.
-template <class C>
-int resident_stages(const Tensors& t, const Share& share, const Device& device) {
-  const std::int64_t slices = num_slices<C>(t);
-  std::int64_t all = 0;
-  for (int groups = share.units / kHalfUnits; groups > 0; groups -= C::kGroups) {
-    all += slices * ceil_div((groups < C::kGroups ? groups : C::kGroups) * C::kGates, 2);
-  }
-  const std::int64_t left = device.shared_bytes - static_cast<std::int64_t>(shared_bytes<C>(share, 0));
-  const std::int64_t fit = left < 0 ? -1 : left / (C::kWarps * kStageBytes);
-  return static_cast<int>(all < fit ? all : fit);
-}
-
-// The rounded initial h, the running states in their place, and nobody has arrived.
-template <class E>
-__global__ void start(Tensors t, int states, E* h, std::uint32_t* arrivals, int groups) {
-  const std::int64_t width = static_cast<std::int64_t>(t.H) * t.D, all = t.N * t.B * width;
-  const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (first < groups) arrivals[first * kArrivalStride] = 0;
-  for (std::int64_t i = first; i < all; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    const std::int64_t unit = i % t.D, head = i / t.D % t.H, row = i / width % t.B, n = i / width / t.B;
-    h[((n * t.H + head) * t.B + row) * t.D + unit] = from_float<E>(t.initial_states[i]);
-    for (int s = 0; s < states; ++s) t.final_states[s * all + i] = t.initial_states[s * all + i];
-  }
-}
-
-template <class C>
-cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream) {
-  using E = Element<C::kType>;
-  Tensors t = tensors_of(params, kSpinLimit);
-  Share share = share_of<C>(t, device);
-  share.resident = resident_stages<C>(t, share, device);
-  if (share.resident < 0 || !pays<C>(t, share, device)) return cudaErrorInvalidConfiguration;
+// Launches `kernel` with so many bytes of shared memory over all groups of blocks, as many at a time as the device
+// holds. cudaErrorInvalidConfiguration where it holds none, or the kernel is empty.
+template <class C, class Kernel>
+cudaError_t launch_groups(Kernel kernel, std::size_t shared, const Params& params, const Device& device, Tensors t,
+                          Share share, void* workspace, cudaStream_t stream) {
   share.arrivals = static_cast<std::uint32_t*>(workspace);
   for (int i = 0; i < 2; ++i) {
     share.hidden[i] = static_cast<char*>(workspace) + kArrivalBytes + i * hidden_bytes(params);
   }
-  const std::size_t shared = shared_bytes<C>(share, share.resident);
-  const auto kernel = alternating_kernel<C>;
+  // Code for devices before 8.0 has no such kernel; the driver of a newer one may have compiled it from PTX.
+  cudaFuncAttributes attributes;
+  if (cudaError_t error = cudaFuncGetAttributes(&attributes, kernel)) return error;
+  if (attributes.ptxVersion < 80) return cudaErrorInvalidConfiguration;
   const int bytes = static_cast<int>(shared);
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) {
     return error;
@@ -107,14 +85,10 @@ cudaError_t launch_streaming(const Params& params, const Device& device, void* w
   const std::int64_t groups = params.N * params.H * share.ranges;
   const std::int64_t most = clamp(device.processors / share.unit_blocks, 1, kMostGroups);
   if (groups > INT_MAX) return cudaErrorInvalidValue;
-  const std::int64_t elements = params.N * params.B * params.H * params.D;
-  const unsigned start_blocks =
-      static_cast<unsigned>(clamp(static_cast<int>(elements / 256 < 1024 ? elements / 256 : 1024), 2, 1024));
   for (std::int64_t first = 0; first < groups; first += most) {
     const int count = static_cast<int>(groups - first < most ? groups - first : most);
     if (first == 0) {
-      start<E><<<start_blocks, 256, 0, stream>>>(t, num_states(C::kCell), static_cast<E*>(share.hidden[0]),
-                                                 share.arrivals, kMostGroups);
+      launch_start<Element<C::kType>>(t, num_states(C::kCell), share.hidden[0], share.arrivals, kMostGroups, stream);
     } else if (cudaError_t error = cudaMemsetAsync(share.arrivals, 0, kArrivalBytes, stream)) {
       return error;
     }
@@ -130,18 +104,84 @@ cudaError_t launch_streaming(const Params& params, const Device& device, void* w
   return cudaPeekAtLastError();
 }
 
+// Stages of a warp that stay in shared memory, negative where not even the rest fits.
+template <class C>
+int resident_stages(const Share& share, const Device& device, int rows, std::int64_t slices) {
+  std::int64_t all = 0;
+  for (int groups = share.units / kHalfUnits; groups > 0; groups -= C::kGroups) {
+    all += slices * ceil_div((groups < C::kGroups ? groups : C::kGroups) * C::kGates, 2);
+  }
+  const auto needed = static_cast<std::int64_t>(AlternatingShared<C>::bytes(rows, share.units, 0));
+  const std::int64_t left = device.shared_bytes - needed, fit = left < 0 ? -1 : left / (C::kWarps * kStageBytes);
+  return static_cast<int>(all < fit ? all : fit);
+}
+
+template <class C>
+cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream) {
+  const Tensors t = tensors_of(params, kSpinLimit);
+  Share share = share_of<C>(t, device);
+  const std::int64_t slices = num_slices<C>(t, C::kWarps * kSliceBytes);
+  const int rows = share.range_rows < C::kRows ? share.range_rows : C::kRows;
+  share.resident = resident_stages<C>(share, device, rows, slices);
+  if (share.resident < 0 || !pays<C>(t, share, device, kStreamingCost, slices)) return cudaErrorInvalidConfiguration;
+  const std::size_t shared = AlternatingShared<C>::bytes(rows, share.units, share.resident);
+  return launch_groups<C>(alternating_kernel<C>, shared, params, device, t, share, workspace, stream);
+}
+
+template <class C>
+cudaError_t launch_tiled(const Params& params, const Device& device, void* workspace, cudaStream_t stream) {
+  const Tensors t = tensors_of(params, kSpinLimit);
+  Share share = share_of<C>(t, device);
+  const auto most = static_cast<std::size_t>(device.shared_bytes);
+  share.slots = C::kMostSlots;
+  while (share.slots > 1 && TiledShared<C>::bytes(share.slots, share.units) > most) --share.slots;
+  const std::int64_t slices = num_slices<C>(t, C::kSliceStride);
+  if (share.slots < 2 || !pays<C>(t, share, device, kTiledCost, slices)) return cudaErrorInvalidConfiguration;
+  const std::size_t shared = TiledShared<C>::bytes(share.slots, share.units);
+  return launch_groups<C>(tiled_kernel<C>, shared, params, device, t, share, workspace, stream);
+}
+
 // More rows of the batch in a tile read R fewer times, and take the registers and the shared memory that could hold R.
+template <Cell kCell>
+cudaError_t launch_float32(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
+  constexpr DType kType = DType::kFloat32;
+  if (p.B == 1) return launch_streaming<Streaming<kCell, kType, 8, 1, 5>>(p, device, workspace, stream);
+  if (p.B <= 4) return launch_streaming<Streaming<kCell, kType, 8, 4, 1>>(p, device, workspace, stream);
+  return launch_streaming<Streaming<kCell, kType, 4, 8, 0>>(p, device, workspace, stream);
+}
+
+// With few rows R is streamed by warps that each have a part of D for themselves. Where a block of theirs would run
+// through D several times in a step, tiles that all warps share are faster.
+template <Cell kCell, DType kType>
+cudaError_t launch_16_bit(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
+  constexpr int kHeld = num_gates(kCell) == 1 ? 3 : 5;  // as many as registers hold
+  using Few = Streaming<kCell, kType, 8, 8, kHeld>;
+  using Some = Streaming<kCell, kType, 8, 16, 0>;
+  using Many = Streaming<kCell, kType, 4, 32, 0>;
+  const Tensors t = tensors_of(p, kSpinLimit);
+  cudaError_t error = cudaErrorInvalidConfiguration;
+  if (p.B <= Few::kRows) return launch_streaming<Few>(p, device, workspace, stream);
+  if (p.B <= Some::kRows) {
+    if (turns<Some>(share_of<Some>(t, device)) > 2) {
+      error = launch_tiled<Tiled<kCell, kType, 16>>(p, device, workspace, stream);
+    }
+    return error == cudaErrorInvalidConfiguration ? launch_streaming<Some>(p, device, workspace, stream) : error;
+  }
+  if (turns<Many>(share_of<Many>(t, device)) > 1) {
+    if (p.B > 32) error = launch_tiled<Tiled<kCell, kType, 64>>(p, device, workspace, stream);
+    if (error == cudaErrorInvalidConfiguration) {
+      error = launch_tiled<Tiled<kCell, kType, 32>>(p, device, workspace, stream);
+    }
+  }
+  return error == cudaErrorInvalidConfiguration ? launch_streaming<Many>(p, device, workspace, stream) : error;
+}
+
 template <Cell kCell, DType kType>
 cudaError_t launch_streaming(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
   if constexpr (kType == DType::kFloat32) {
-    if (p.B == 1) return launch_streaming<Streaming<kCell, kType, 8, 1, 5>>(p, device, workspace, stream);
-    if (p.B <= 4) return launch_streaming<Streaming<kCell, kType, 8, 4, 1>>(p, device, workspace, stream);
-    return launch_streaming<Streaming<kCell, kType, 4, 8, 0>>(p, device, workspace, stream);
+    return launch_float32<kCell>(p, device, workspace, stream);
   } else {
-    constexpr int kHeld = num_gates(kCell) == 1 ? 3 : 5;  // as many as registers hold
-    if (p.B <= 8) return launch_streaming<Streaming<kCell, kType, 8, 8, kHeld>>(p, device, workspace, stream);
-    if (p.B <= 16) return launch_streaming<Streaming<kCell, kType, 8, 16, 0>>(p, device, workspace, stream);
-    return launch_streaming<Streaming<kCell, kType, 4, 32, 0>>(p, device, workspace, stream);
+    return launch_16_bit<kCell, kType>(p, device, workspace, stream);
   }
 }
 

@@ -5,10 +5,8 @@
 // A warp owns one unit: its lanes split D, each with the sums of all gates and of kRows batch rows, and a butterfly
 // that hands rows to lanes adds them up. h is exchanged in the dtype of r through the workspace, two buffers; the
 // running states live in final_states.
-#include "alternating.h"
-#include "elements.cuh"
+#include "alternating_start.cuh"
 #include "reduce.cuh"
-#include "tensors.cuh"
 
 namespace flashrnn::cuda {
 namespace {
@@ -17,31 +15,12 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kVectorBytes = 16;
 
-// Rows of h in the workspace start at multiples of 16 bytes.
-__host__ __device__ constexpr std::int64_t pitch(std::int64_t D, int bytes) {
-  const std::int64_t vector = kVectorBytes / bytes;
-  return (D + vector - 1) / vector * vector;
-}
-
 template <class E>
 struct Vector {
   static constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(E));
   uint4 bits;
   __device__ __forceinline__ float operator[](int i) const { return to_float(reinterpret_cast<const E*>(&bits)[i]); }
 };
-
-// Writes the rounded h0 to the workspace and copies the initial states to where the running ones live.
-template <class E>
-__global__ void __launch_bounds__(kThreads) start(Tensors t, int states, E* h) {
-  const std::int64_t width = static_cast<std::int64_t>(t.H) * t.D, all = t.N * t.B * width;
-  const std::int64_t row_pitch = pitch(t.D, sizeof(E));
-  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x; i < all;
-       i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
-    const std::int64_t unit = i % t.D, head = i / t.D % t.H, row = i / width % t.B, n = i / width / t.B;
-    h[((n * t.H + head) * t.B + row) * row_pitch + unit] = from_float<E>(t.initial_states[i]);
-    for (int s = 0; s < states; ++s) t.final_states[s * all + i] = t.initial_states[s * all + i];
-  }
-}
 
 template <Cell kCell, DType kType, int kRows>
 __global__ void __launch_bounds__(kThreads) step(Tensors t, int s, const Element<kType>* h_old, Element<kType>* h_new) {
@@ -55,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) step(Tensors t, int s, const Element
   const int part = static_cast<int>(blockIdx.x) / unit_blocks / row_blocks;  // direction and head
   if (unit >= t.D) return;
 
-  const std::int64_t row_pitch = pitch(t.D, sizeof(E));
+  const std::int64_t row_pitch = hidden_pitch(t.D, sizeof(E));
   const E* h_rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {  // rows behind the batch repeat the last one and are not stored
@@ -127,14 +106,11 @@ template <Cell kCell, DType kType, int kRows>
 cudaError_t run(const Params& params, void* workspace, cudaStream_t stream) {
   using E = Element<kType>;
   const Tensors t = tensors_of(params, 0);
-  const std::int64_t buffer = params.N * params.H * params.B * pitch(params.D, sizeof(E));
+  const std::int64_t buffer = params.N * params.H * params.B * hidden_pitch(params.D, sizeof(E));
   E* const h[2] = {static_cast<E*>(workspace), static_cast<E*>(workspace) + buffer};
-  const std::int64_t elements = params.N * params.B * params.H * params.D;
   const std::int64_t blocks = (params.D + kWarps - 1) / kWarps * ((params.B + kRows - 1) / kRows) * params.N * params.H;
   if (blocks > INT_MAX) return cudaErrorInvalidValue;
-  const std::int64_t start_blocks = (elements + kThreads - 1) / kThreads;
-  start<E><<<static_cast<unsigned>(start_blocks < 1024 ? start_blocks : 1024), kThreads, 0, stream>>>(
-      t, StepFor<kCell>::S, h[0]);
+  launch_start<E>(t, StepFor<kCell>::S, h[0], nullptr, 0, stream);
   for (int s = 0; s < t.T; ++s) {
     step<kCell, kType, kRows><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(t, s, h[s % 2], h[(s + 1) % 2]);
   }

@@ -44,6 +44,7 @@ struct Share {
   int range_rows;
   int first_group;          // of (direction, head, range of the batch)
   int resident;             // stages of a warp that stay in shared memory, at most
+  int slots;                // of the rings of alternating_tiled.cuh
   void* hidden[2];          // h by direction, head and row of the batch, rounded
   std::uint32_t* arrivals;  // by group of the launch
 };
