@@ -38,9 +38,10 @@ BANDWIDTH = 4.8e6  # bytes per us
 LARGE = ((1, 3072), (1, 4096), (8, 1024), (16, 1024), (4, 2048))
 LAYERS = (
     *(("lstm", "bfloat16", *layer, batch) for layer in LARGE for batch in (1, 4, 16, 64)),
-    *(("lstm", "float16", 1, 3072, batch) for batch in (1, 16)),
-    *(("gru", "bfloat16", 1, 4096, batch) for batch in (1, 16)),
-    *(("lstm", "float32", 1, size, batch) for size in (768, 1024, 1536, 2048) for batch in (1, 16)),
+    *(("lstm", "bfloat16", 1, size, 64) for size in (1024, 2048)),
+    *(("lstm", "float16", 1, 3072, batch) for batch in (1, 16, 64)),
+    *(("gru", "bfloat16", 1, 4096, batch) for batch in (1, 16, 64)),
+    *(("lstm", "float32", 1, size, batch) for size in (768, 1024, 2048) for batch in (1, 16, 64)),
 )
 
 

@@ -1,6 +1,6 @@
 """Errors of the CUDA kernels over long sequences against float64: every cell, dtype and mode, up to 100,000 steps.
 
-python benchmarks/gpu/numerics.py [--build FOLDER] [--steps T]
+python benchmarks/gpu/numerics.py [--build FOLDER] [--steps T] [--modes MODE ...]
 
 One layer of head_dim 64, 4 rows, random inputs that all dtypes hold exactly, states that are not zero. float64 is the
 op in PyTorch on the CPU, one process for each cell. Printed: the largest absolute error of y up to a step, and of the
@@ -90,9 +90,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="build folder")
     parser.add_argument("--steps", type=int, default=ENDS[-1])
+    parser.add_argument("--modes", nargs="*", default=MODES, help="these only, in a build folder of their own")
     options = parser.parse_args()
     path = options.build / "libflashrnn_cuda_driver.so"
-    rows = configs.ROWS + grid_configs.ROWS
+    rows = [row for row in configs.ROWS + grid_configs.ROWS if row["mode"] in options.modes]
     lib = Library(path if path.is_file() else build(options.build, rows), rows)
     ends = [end for end in ENDS if end <= options.steps]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; head_dim {HEAD_DIM}, B {BATCH}")
@@ -104,7 +105,7 @@ def main() -> int:
         for cell, found in zip(CELLS, pool.imap(reference, jobs), strict=True):
             exact = [torch.from_numpy(array).cuda() for array in found]
             for dtype in DTYPES:
-                for mode in MODES:
+                for mode in options.modes:
                     line = errors(lib, mode, dtype, cell, options.steps, exact)
                     wrong += not all(math.isfinite(e) for e in line)
                     states = ", ".join(
