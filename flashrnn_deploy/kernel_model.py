@@ -276,31 +276,40 @@ class Model:
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
-        far = Table(lambda d, ub, rep: _grid_exchange(-(-d // ub), rep), self.D, self.UB, self.REP)
+        far = Table(_grid_exchange, self.D, self.UB, self.REP)
         # Each message of a cluster; in the grid mode each packet of a lane, and warps that share D share them.
         pollers = Table(lambda mode, wk: wk if mode == GRID else 1, self.mode, self.WK)
         arrival = packets * by_mode(0, 220 * 32, 30 * cycle) // (pollers * 32)
         m_tiles = (self.UB // tiling.group) * tiling.tiles
         barrier = Table(lambda mode, wm: 400 * max(0, wm - 4) * (mode == LOCAL), self.mode, self.WM)
+        split = Table(  # a lane of a group of 16 adds up two units
+            lambda mode, wk: (mode == CLUSTER and wk > 1) * (112 * (wk.bit_length() - 1) + 60 * (units - 1)) * cycle,
+            self.mode, self.WK,
+        )  # fmt: skip
+        deep_ring = Table(  # more than 4 steps: at one row 0.12 us at D = 2048, at eight nothing
+            lambda mode, pf, bt, d: (mode == GRID and pf > 4) * (11 * d if bt == 1 else 4 * cycle),
+            self.mode, self.PF, self.BT, self.D,
+        )  # fmt: skip
         return {
             "exchange of h between blocks": base + far * by_mode(0, 0, 1) + arrival,
             "tensor cores": tensor * by_mode(100, 130, 46) * sharing // 10000,
             "reading R from shared memory": self.weight_bytes * by_mode(0, 64, 87) // 128,
-            "adding up the split of D": Table(
-                lambda mode, wk: 112 * cycle * (wk.bit_length() - 1) * (mode == CLUSTER), self.mode, self.WK
-            ),
+            "adding up the split of D": split,
             "special functions": groups * columns * sharing * (activations * 8),
             "latency of one step": by_mode(187, 15, 144) * cycle + barrier + tiling.latency * cycle,
-            "feeding wx": by_mode(20, 0, 0) * cycle,
+            "feeding wx": by_mode(20, 0, 0) * cycle + deep_ring,
             "two rows per lane": (self.columns - 1) * (by_mode(110, 90, 0) + by_mode(0, 0, 36) * m_tiles) * cycle,
             "register pressure": minimum(1, self.PM * self.KS * tiling.tiles // 32) * by_mode(100 * cycle, 0, 0),
             "accumulator sets": (self.SPL - 1) * (2 * cycle),
         }
 
 
-def _grid_exchange(blocks: int, replicas: int) -> int:
+def _grid_exchange(head_dim: int, units: int, replicas: int) -> int:
     """Exchange of h through L2 in the kernels on tensor cores, hundredths of a cycle of an H200."""
-    return round(100 * (1550 + 58 * math.sqrt(max(16, blocks / math.sqrt(replicas)))))
+    blocks = -(-head_dim // units)
+    # Elman, 2048 units: four copies 1.52 us, whatever the batch tile, eight 1.30, two of a larger tile 1.24.
+    slow = 480 if replicas == 4 and head_dim > 1024 else 0
+    return round(100 * (1550 + slow + 58 * math.sqrt(max(16, blocks / math.sqrt(replicas)))))
 
 
 def packed_groups(groups: int, batch_tile: int) -> int:
