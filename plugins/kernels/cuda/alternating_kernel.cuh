@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                        static_cast<std::uint32_t>(share.unit_blocks), t.spin_limit};
   const int passes = weights.passes();
   P product;
-  Pairs<C, kMostPairs<C>> pairs;
+  Pairs<C, (C::kPassUnits * C::kRows + C::kThreads - 1) / C::kThreads> pairs;
   HiddenSlice<C> next_h;
   Stage now;
   bool streamed = weights.read(now);
@@ -112,18 +112,18 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         }
         product.finish(lane);
         partial.gather(product, min(C::kGroups, work.groups - pass * C::kGroups) * C::kGates, warp, lane);
-        pairs.step(t, work, partial, biases, static_cast<Element<C::kType>*>(share.hidden[(s + 1) % 2]));
+        pairs.step(t, partial, biases, static_cast<Element<C::kType>*>(share.hidden[(s + 1) % 2]));
         if (pass + 1 < passes) {
-          pairs.store(t, work);
+          pairs.store(t);
           pairs.load(t, work, s, row, pass + 1, 0);
         } else if (row + C::kRows < work.end_row) {
-          pairs.store(t, work);
+          pairs.store(t);
           pairs.load(t, work, s, row + C::kRows, 0, 0);
         }
       }
     }
     barrier.arrive();
-    pairs.store(t, work);
+    pairs.store(t);
   }
   ptx::wait_copies<0>();
 #endif

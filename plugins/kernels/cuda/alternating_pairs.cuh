@@ -33,10 +33,6 @@ struct GroupBarrier {
   }
 };
 
-// Most (unit, row) pairs of a thread in a pass.
-template <class C>
-inline constexpr int kMostPairs = (C::kPassUnits * C::kRows + C::kThreads - 1) / C::kThreads;
-
 // Up to kCount (unit, row) pairs of a thread in one pass, from its pair `first` on: their inputs, which may be loaded
 // before the sums are there, their step, and what others do not wait for.
 template <class C, int kCount>
@@ -48,33 +44,48 @@ struct Pairs {
     float state[Step::S];
     int length;
   } pairs[kCount];
-  int time, first_row, first_unit, units, first;  // of the pass
+  int time, units, all;   // units of the pass, and pairs
+  int index, row, unit;   // of this thread's first pair, within the pass
+  int first_bias;         // of the pass
+  int rows_on, units_on;  // to its next one
+  std::int64_t output;    // element of the pass's first pair in hidden, and in y
+  std::int64_t first_y;
+  float* states;            // its first state
+  std::int64_t state_step;  // elements to its next one
 
   // Calls body(pair, row, unit) for the pairs that exist, counted from the first row and unit of the pass.
   template <class Body>
-  __device__ __forceinline__ void visit(const Work& work, Body&& body) {
-    const int all = units * min(C::kRows, work.end_row - first_row);
-    int index = static_cast<int>(threadIdx.x) + first * C::kThreads, row = index / units, unit = index % units;
-    const int rows_on = C::kThreads / units, units_on = C::kThreads % units;
+  __device__ __forceinline__ void visit(Body&& body) {
+    int i = index, r = row, u = unit;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (index < all) body(pairs[i], row, unit);
-      index += C::kThreads;
-      row += rows_on, unit += units_on;
-      if (unit >= units) unit -= units, ++row;
+    for (int k = 0; k < kCount; ++k) {
+      if (i < all) body(pairs[k], r, u);
+      i += C::kThreads;
+      r += rows_on, u += units_on;
+      if (u >= units) u -= units, ++r;
     }
   }
 
-  __device__ __forceinline__ void load(const Tensors& t, const Work& work, int s, int tile_row, int pass, int first_) {
-    time = runs_backward(t, work.part / t.H) ? t.T - 1 - s : s;
-    first_row = tile_row, first = first_;
-    first_unit = work.first_unit + pass * C::kPassUnits;
+  __device__ __forceinline__ void load(const Tensors& t, const Work& work, int s, int first_row, int pass, int first) {
+    time = runs_backward(t, work.direction) ? t.T - 1 - s : s;
+    const int first_unit = work.first_unit + pass * C::kPassUnits;
     units = min(min(t.D, work.first_unit + work.groups * kHalfUnits) - first_unit, C::kPassUnits);
-    const E* const inputs = static_cast<const E*>(t.wx) + time * t.wx_step + first_row * t.wx_row +
-                            (static_cast<std::int64_t>(work.part) * t.D + first_unit) * Step::G;
-    visit(work, [&](Pair& pair, int row, int unit) {
-      pair.length = length_of(t, first_row + row);
-      const E* const wx = inputs + row * t.wx_row + unit * Step::G;
+    all = units * min(C::kRows, work.end_row - first_row);
+    index = static_cast<int>(threadIdx.x) + first * C::kThreads;
+    row = index / units, unit = index - row * units;
+    rows_on = C::kThreads / units, units_on = C::kThreads - rows_on * units;
+    first_bias = pass * C::kPassUnits * Step::Gb;
+    const std::int64_t width = static_cast<std::int64_t>(t.H) * t.D;
+    const std::int64_t column = static_cast<std::int64_t>(work.part) * t.D + first_unit;
+    output = (static_cast<std::int64_t>(work.part) * t.B + first_row) * t.D + first_unit;
+    first_y = time * t.y_step + first_row * t.y_row + column;
+    states = t.final_states + (static_cast<std::int64_t>(work.direction) * t.B + first_row) * width +
+             static_cast<std::int64_t>(work.head) * t.D + first_unit;
+    state_step = static_cast<std::int64_t>(t.N) * t.B * width;
+    const E* const inputs = static_cast<const E*>(t.wx) + time * t.wx_step + first_row * t.wx_row + column * Step::G;
+    visit([&](Pair& pair, int r, int u) {
+      pair.length = length_of(t, first_row + r);
+      const E* const wx = inputs + r * t.wx_row + u * Step::G;
       if (Step::G == 4 && t.wide_wx) {
         using Four = std::conditional_t<sizeof(E) == 2, uint2, uint4>;
         *reinterpret_cast<Four*>(pair.wx) = *reinterpret_cast<const Four*>(wx);
@@ -82,47 +93,43 @@ struct Pairs {
 #pragma unroll
         for (int g = 0; g < Step::G; ++g) pair.wx[g] = wx[g];
       }
+      const float* const state = states + r * width + u;
 #pragma unroll
-      for (int k = 0; k < Step::S; ++k) {
-        pair.state[k] = t.final_states[state_offset(t, k, work.part, first_row + row, first_unit + unit)];
-      }
+      for (int k = 0; k < Step::S; ++k) pair.state[k] = state[k * state_step];
     });
   }
 
-  // Computes the step and stores h for the other blocks.
+  // Computes the step and stores h for the other blocks. `biases` are those of the block.
   template <class Sums>
-  __device__ __forceinline__ void step(const Tensors& t, const Work& work, const Sums& all, const float* biases,
-                                       E* hidden) {
-    hidden += (static_cast<std::int64_t>(work.part) * t.B + first_row) * t.D + first_unit;
-    biases += (first_unit - work.first_unit) * Step::Gb;
-    visit(work, [&](Pair& pair, int row, int unit) {
+  __device__ __forceinline__ void step(const Tensors& t, const Sums& sums, const float* biases, E* hidden) {
+    hidden += output;
+    visit([&](Pair& pair, int r, int u) {
       if (time < pair.length) {
-        float x[Step::G], sums[Step::G], bias[Step::Gb];
+        float x[Step::G], products[Step::G], bias[Step::Gb];
 #pragma unroll
         for (int g = 0; g < Step::G; ++g) {
           x[g] = to_float(pair.wx[g]);
-          sums[g] = all.sum(row, g, unit);
+          products[g] = sums.sum(r, g, u);
         }
 #pragma unroll
-        for (int k = 0; k < Step::Gb; ++k) bias[k] = biases[unit * Step::Gb + k];
-        Step::template step<typename MathOf<C::kType>::Type>(x, sums, bias, pair.state, t.options);
+        for (int k = 0; k < Step::Gb; ++k) bias[k] = biases[first_bias + u * Step::Gb + k];
+        Step::template step<typename MathOf<C::kType>::Type>(x, products, bias, pair.state, t.options);
       }
-      hidden[static_cast<std::int64_t>(row) * t.D + unit] = from_float<E>(pair.state[0]);
+      hidden[static_cast<std::int64_t>(r) * t.D + u] = from_float<E>(pair.state[0]);
     });
   }
 
   // The states and y, which no other block reads.
-  __device__ __forceinline__ void store(const Tensors& t, const Work& work) {
-    E* const y = static_cast<E*>(t.y) + time * t.y_step + first_row * t.y_row +
-                 static_cast<std::int64_t>(work.part) * t.D + first_unit;
-    visit(work, [&](Pair& pair, int row, int unit) {
+  __device__ __forceinline__ void store(const Tensors& t) {
+    E* const y = static_cast<E*>(t.y) + first_y;
+    const std::int64_t width = static_cast<std::int64_t>(t.H) * t.D;
+    visit([&](Pair& pair, int r, int u) {
       const bool valid = time < pair.length;
-      y[row * t.y_row + unit] = from_float<E>(valid ? pair.state[0] : 0.0f);
+      y[r * t.y_row + u] = from_float<E>(valid ? pair.state[0] : 0.0f);
       if (!valid) return;
+      float* const state = states + r * width + u;
 #pragma unroll
-      for (int k = 0; k < Step::S; ++k) {
-        t.final_states[state_offset(t, k, work.part, first_row + row, first_unit + unit)] = pair.state[k];
-      }
+      for (int k = 0; k < Step::S; ++k) state[k * state_step] = pair.state[k];
     });
   }
 };

@@ -51,7 +51,7 @@ struct Share {
 
 // What a block does.
 struct Work {
-  int part;  // direction and head
+  int part, direction, head;  // part counts both
   int first_row, end_row;
   int first_unit, groups;  // of 8 units
   int slices;              // of a warp: 128 bytes of each row
@@ -60,6 +60,7 @@ struct Work {
   __device__ __forceinline__ Work(const Tensors& t, const Share& share, int warps, int element_bytes) {
     const int block = static_cast<int>(blockIdx.x), group = share.first_group + block / share.unit_blocks;
     part = group / share.ranges;
+    direction = part / t.H, head = part % t.H;
     first_row = group % share.ranges * share.range_rows;
     end_row = min(first_row + share.range_rows, t.B);
     first_unit = block % share.unit_blocks * share.units;

@@ -98,15 +98,12 @@ struct TileProduct<C, true> {
   static constexpr int kHalves = 2 * kBlocks, kColumns = 2 * kSets;
   float sums[kBlocks][kSets][4];
   int warp, tiles = 0;
+  int adds = 0;  // 0: the first products of the pass
 
   __device__ __forceinline__ explicit TileProduct(int warp_) : warp(warp_) {}
   __device__ __forceinline__ void start(int all) {
     tiles = all;
-#pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (auto& set : block) set[0] = set[1] = set[2] = set[3] = 0.0f;
-    }
+    adds = 0;
   }
 
   // The first kMultiplied blocks of 4 m-tiles. No branch between products: the compiler would wait for each.
@@ -120,10 +117,11 @@ struct TileProduct<C, true> {
 #pragma unroll
       for (int m = 0; m < kMultiplied; ++m) {
         const std::uint64_t r = ptx::operand(weights + static_cast<std::uint32_t>(64 * m * kSliceBytes));
-        ptx::wgmma<C::kType>(sums[m], r + kStep * k, h + kStep * k);
+        ptx::wgmma<C::kType>(sums[m], r + kStep * k, h + kStep * k, k > 0 ? 1 : adds);
       }
     }
     ptx::wgmma_commit();
+    adds = 1;
   }
   __device__ __forceinline__ void finish() { ptx::wgmma_wait(); }
 

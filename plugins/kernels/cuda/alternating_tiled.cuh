@@ -135,9 +135,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(1024) char tiled_shared[];
   using E = Element<C::kType>;
-  // Pairs of a thread whose inputs are loaded before the products, as many as registers hold.
+  // Pairs of a thread whose inputs are loaded before the products, as many as registers hold; earlier, before the wait
+  // for h, they cost more registers than there are.
   constexpr int kPairs = kHasWarpgroups || C::kRows <= 32 ? 8 : 4;
-  constexpr int kTurns = (kMostPairs<C> + kPairs - 1) / kPairs;
+  constexpr int kTurns = (C::kPassUnits * C::kRows + kPairs * C::kThreads - 1) / (kPairs * C::kThreads);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, part = thread / C::kPartThreads;
   const Work work(t, share, C::kParts, static_cast<int>(sizeof(E)));
   const TileSums<C> sums{reinterpret_cast<float*>(tiled_shared + C::kParts * share.slots * C::kSlotBytes)};
@@ -199,14 +200,16 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         }
         sums.gather(product, part, lane);
         for (int turn = 0; turn < kTurns; ++turn) {
-          if (turn > 0) pairs.load(t, work, s, row, pass, turn * kPairs);
-          pairs.step(t, work, sums, biases, static_cast<E*>(share.hidden[(s + 1) % 2]));
-          if (turn + 1 < kTurns || pass + 1 < copies.passes || row + C::kRows < work.end_row) pairs.store(t, work);
+          pairs.step(t, sums, biases, static_cast<E*>(share.hidden[(s + 1) % 2]));
+          const bool more = (turn + 1) * kPairs * C::kThreads < pairs.all;
+          if (more || pass + 1 < copies.passes || row + C::kRows < work.end_row) pairs.store(t);
+          if (!more) break;
+          pairs.load(t, work, s, row, pass, (turn + 1) * kPairs);
         }
       }
     }
     barrier.arrive();
-    pairs.store(t, work);  // the last ones of the step: no other block waits for them
+    pairs.store(t);  // the last ones of the step: no other block waits for them
   }
   ptx::wait_copies<0>();
 #endif
