@@ -1,4 +1,4 @@
-"""The alternating mode's predictions beside times that were measured on an H200, LSTM, us per step."""
+"""The alternating mode's predictions beside times that were measured on an H200, us per step."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from flashrnn_deploy.op import RNNSpec
 
 H200 = gpus.GPUS["h200"]
 MEASURED = {
-    ("bfloat16", 1, 256, 16): 4.34,
-    ("bfloat16", 1, 1024, 1): 3.52,
-    ("bfloat16", 1, 3072, 4): 12.62,
-    ("bfloat16", 1, 3072, 64): 61.5,
-    ("bfloat16", 1, 4096, 16): 36.0,
-    ("bfloat16", 16, 1024, 1): 30.4,
-    ("bfloat16", 4, 2048, 64): 98.5,
-    ("float32", 1, 768, 16): 8.07,
-    ("float32", 1, 1024, 4): 4.67,
-    ("float32", 1, 1024, 64): 33.4,
-    ("float32", 1, 2048, 1): 11.2,
-    ("float32", 1, 2048, 16): 30.6,
+    ("lstm", "bfloat16", 1, 256, 64): 3.1,
+    ("lstm", "bfloat16", 1, 1024, 1): 2.6,
+    ("lstm", "bfloat16", 1, 1024, 64): 7.0,
+    ("lstm", "bfloat16", 1, 2048, 16): 7.2,
+    ("lstm", "bfloat16", 1, 2048, 32): 9.3,
+    ("lstm", "bfloat16", 1, 2048, 64): 12.0,
+    ("lstm", "bfloat16", 1, 3072, 4): 11.5,
+    ("lstm", "bfloat16", 1, 3072, 32): 22.1,
+    ("lstm", "bfloat16", 1, 3072, 64): 24.2,
+    ("lstm", "bfloat16", 1, 4096, 16): 33.0,
+    ("lstm", "bfloat16", 16, 1024, 1): 28.4,
+    ("lstm", "bfloat16", 16, 1024, 16): 35.5,
+    ("lstm", "bfloat16", 4, 2048, 64): 40.4,
+    ("lstm", "bfloat16", 64, 64, 64): 6.3,
+    ("lstm", "bfloat16", 200, 64, 64): 21.2,
+    ("gru", "bfloat16", 4, 2048, 64): 37.7,
+    ("lstm", "float32", 1, 768, 1): 2.9,
+    ("lstm", "float32", 1, 768, 16): 7.6,
+    ("lstm", "float32", 1, 1024, 4): 4.1,
+    ("lstm", "float32", 1, 1024, 64): 32.3,
+    ("lstm", "float32", 1, 2048, 1): 10.1,
+    ("lstm", "float32", 1, 2048, 16): 29.3,
+    ("lstm", "float32", 8, 512, 64): 70.7,
 }
 
 
 @pytest.mark.parametrize(("layer", "measured"), MEASURED.items(), ids=["-".join(map(str, key)) for key in MEASURED])
-def test_measured_layers(layer: tuple[str, int, int, int], measured: float) -> None:
-    dtype, heads, head_dim, batch = layer
-    solution = kernel_config.alternating(RNNSpec("lstm", heads, head_dim, dtype=dtype), batch, H200)
+def test_measured_layers(layer: tuple[str, str, int, int, int], measured: float) -> None:
+    cell, dtype, heads, head_dim, batch = layer
+    solution = kernel_config.alternating(RNNSpec(cell, heads, head_dim, dtype=dtype), batch, H200)
     assert solution.predicted_step_us == pytest.approx(measured, rel=0.25)
     assert solution.estimate
 
