@@ -115,7 +115,7 @@ def measure(lib: Library, spec: RNNSpec, batch: int, steps: int, repeats: int) -
     line = times(engines, steps, repeats)
     dtype = torch.float32 if spec.dtype == "float32" else torch.float16
     peer = peers.cudnn(spec, batch, steps, dtype, lambda run: times({"cudnn": run}, steps, repeats)["cudnn"])
-    return line | ({} if peer is None else {"cudnn": peer}) | {"error": max(verdict.y, verdict.states)}
+    return line | ({} if peer is None else {"cudnn": peer}) | {"error": verdict.worst}
 
 
 def ratio(peer: float | None, ours: float | None) -> str:
