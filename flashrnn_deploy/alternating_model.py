@@ -1,7 +1,9 @@
-"""What a step takes in the alternating mode, where R comes from memory. It has three kernels and takes the fastest.
+"""What a step takes in the alternating mode, where R comes from memory, in the kernel that the library takes.
 
-Measured on an H200, LSTM and GRU: 37 layers in the kernels for all steps, within 25 %; one kernel per step within a
-third. Other devices scale by clock and memory bandwidth, and everything here is an estimate.
+Which one that is depends on ``alternating_choice.h``, whose numbers ``_all_steps_us`` and ``_per_step_us`` repeat: a
+test compares both. The predictions are finer. Measured on an H200, LSTM and GRU: 40 layers in the kernels for all
+steps, within 25 %; one kernel per step within a third. Other devices scale by clock and memory bandwidth, and
+everything here is an estimate.
 """
 
 from __future__ import annotations
@@ -11,29 +13,125 @@ from dataclasses import dataclass
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.op import RNNSpec
 
-LAUNCH_NS = 4200
-"""From one launch to the next."""
-
 STREAMING_SHARE = 0.8
 """Of the bandwidth of DRAM, for R that does not stay on chip."""
 
 _GROUP_UNITS, _WARPS, _SLICE_BYTES, _MOST_GROUPS = 8, 8, 128, 512
+_STREAMING, _TILED = (1.0, 0.7), (3.0, 0.5)
+"""What a run through D takes: the start, and each slice."""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel for all steps: rows of the batch in a tile, groups of 8 units in a pass."""
+
+    rows: int
+    pass_groups: int
+    tiled: bool = False
+
+    def slices(self, spec: RNNSpec) -> int:
+        """Of D, of a warp or of a part of the block."""
+        return -(-spec.head_dim * _element_bytes(spec) // (_SLICE_BYTES * (2 if self.tiled else _WARPS)))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """How blocks share a layer: ``divide`` in alternating_choice.h."""
+
+    units: int  # of a block
+    rows: int  # of a block in a tile
+    passes: int
+    tiles: int  # of the batch, of one block
+    blocks: int  # of a launch, at most
+    launches: int
+
+    @property
+    def turns(self) -> int:
+        """How often a block runs through D in a step."""
+        return self.passes * self.tiles
 
 
 def cost(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, int]:
     """Hundredths of a cycle per step, by cause."""
-    ways = [_kernel_per_step(spec, batch, gpu)]
-    if gpu.compute_capability >= 80 and spec.head_dim % _GROUP_UNITS == 0:
-        ways.append(_kernel_for_all_steps(spec, batch, gpu))
-    parts = min(ways, key=lambda way: sum(way.values()))
+    kernel = choose(spec, batch, gpu)
+    if kernel is None:
+        parts = _one_per_step(spec, batch, gpu)
+    elif kernel.tiled:
+        parts = _tiled(spec, _share(spec, batch, gpu, kernel), gpu)
+    elif spec.dtype == "float32" and batch > 1:
+        parts = _streaming_float32(spec, _share(spec, batch, gpu, kernel), kernel, gpu)
+    else:
+        parts = _streaming(spec, batch, gpu, kernel)
     return {cause: round(ns * gpu.clock_mhz / 10) for cause, ns in parts.items()}
 
 
+def choose(spec: RNNSpec, batch: int, gpu: GPU) -> _Kernel | None:
+    """The kernel for all steps that the library takes, None where it runs one kernel per step."""
+    if gpu.compute_capability < 80 or spec.head_dim % _GROUP_UNITS:
+        return None
+    return next((k for k in _kernels(spec, batch, gpu) if _pays(spec, batch, gpu, k)), None)
+
+
+def _kernels(spec: RNNSpec, batch: int, gpu: GPU) -> list[_Kernel]:
+    """Those that alternating_launch.cuh tries, in order."""
+    wide, narrow = 16 // spec.definition.num_gates, 8 // spec.definition.num_gates
+    if spec.dtype == "float32":
+        return [_Kernel(1, wide) if batch == 1 else _Kernel(4, wide) if batch <= 4 else _Kernel(8, narrow)]
+    if batch <= 8:
+        return [_Kernel(8, wide)]
+    streaming, most, tiles = (_Kernel(16, wide), 2, [16]) if batch <= 16 else (_Kernel(32, narrow), 1, [64, 32])
+    found = []
+    if _share(spec, batch, gpu, streaming).turns > most:
+        found = [_Kernel(rows, wide, True) for rows in tiles if rows <= 32 or batch > 32]
+    return [k for k in found if _tile_bytes(k.rows) <= gpu.smem_per_block] + [streaming]
+
+
+def _tile_bytes(rows: int) -> int:
+    """Shared memory of two slots of each part's ring, and of the sums."""
+    return 4 * _SLICE_BYTES * (128 + rows) + 4 * 132 * rows + 2048
+
+
+def _pays(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> bool:
+    return _all_steps_us(spec, batch, gpu, kernel) < _per_step_us(spec, batch, gpu.sms)
+
+
+def _all_steps_us(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> float:
+    share, (start, each) = _share(spec, batch, gpu, kernel), _TILED if kernel.tiled else _STREAMING
+    return 1.5 + share.launches * share.turns * (start + each * kernel.slices(spec))
+
+
+def _per_step_us(spec: RNNSpec, batch: int, sms: int) -> float:
+    G, units = spec.definition.num_gates, spec.num_directions * spec.hidden_size / sms
+    cycles = max(0.2614 * G * spec.head_dim, 170 + 105 * G)
+    arithmetic = units * (-(-batch // 8) * (batch > 1)) * cycles / 1980
+    return 4.0 + max(arithmetic, _num_bytes(spec) * 132 / sms / 4e6)
+
+
+def _element_bytes(spec: RNNSpec) -> int:
+    return 4 if spec.dtype == "float32" else 2
+
+
 def _num_bytes(spec: RNNSpec) -> int:
-    return spec.macs_per_step * (4 if spec.dtype == "float32" else 2)
+    return spec.macs_per_step * _element_bytes(spec)
 
 
-def _kernel_per_step(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
+def _share(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> _Share:
+    def places(taken: int, most: int) -> int:
+        return min(max(gpu.sms // taken, 1), most)
+
+    heads, groups = spec.num_directions * spec.num_heads, -(-spec.head_dim // _GROUP_UNITS)
+    tiles = -(-batch // kernel.rows)
+    each = -(-groups // places(heads, groups))
+    blocks = -(-groups // each)
+    tiles_each = -(-tiles // places(heads * blocks, tiles))
+    of_groups = heads * -(-tiles // tiles_each)
+    at_once = places(blocks, min(of_groups, _MOST_GROUPS))
+    passes = -(-each // kernel.pass_groups)
+    rows = min(kernel.rows, batch)
+    return _Share(each * _GROUP_UNITS, rows, passes, tiles_each, blocks * at_once, -(-of_groups // at_once))
+
+
+def _one_per_step(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
     """ns: launches follow each other 4.2 us apart, or 2 us behind the work of each."""
     share = 1.25 if _num_bytes(spec) <= gpu.l2_bytes else 0.75  # of the bandwidth of DRAM
     memory = _num_bytes(spec) / gpu.memory_gbs / share
@@ -43,74 +141,36 @@ def _kernel_per_step(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
     arithmetic = spec.num_directions * spec.hidden_size * tiles * cycles / (gpu.sms * gpu.clock_mhz / 1000)
     work = max(memory, arithmetic)
     slower = "reading R from memory" if memory > arithmetic else "arithmetic"
-    return {"launching kernels": max(2000.0, LAUNCH_NS - work), slower: work}
+    return {"launching kernels": max(2000.0, 4200 - work), slower: work}
 
 
-@dataclass(frozen=True)
-class _Share:
-    """How blocks share a layer: ``share_of`` in alternating_launch.cuh."""
-
-    units: int  # of a block
-    rows: int  # of a block in a tile
-    passes: int
-    tiles: int  # of the batch, of one block
-    launches: int
-
-    @property
-    def turns(self) -> int:
-        """How often a block runs through D in a step."""
-        return self.passes * self.tiles
-
-
-def _share(spec: RNNSpec, batch: int, gpu: GPU, rows: int, pass_groups: int) -> _Share:
-    def places(taken: int, most: int) -> int:
-        return min(max(gpu.sms // taken, 1), most)
-
-    heads, groups, tiles = spec.num_directions * spec.num_heads, -(-spec.head_dim // _GROUP_UNITS), -(-batch // rows)
-    each = -(-groups // places(heads, groups))
-    blocks = -(-groups // each)
-    tiles_each = -(-tiles // places(heads * blocks, tiles))
-    at_once = places(blocks, _MOST_GROUPS)
-    launches = -(-heads * -(-tiles // tiles_each) // at_once)
-    return _Share(each * _GROUP_UNITS, min(rows, batch), -(-each // pass_groups), tiles_each, launches)
-
-
-def _kernel_for_all_steps(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
-    """ns, of the kernel that alternating_launch.cuh takes for this batch."""
-    G = spec.definition.num_gates
-    if spec.dtype == "float32":
-        if batch > 1:
-            return _streaming_float32(spec, batch, gpu)
-        return _streaming(spec, _share(spec, batch, gpu, 1, 16 // G), gpu, 0.0, 235)
-    if batch <= 8:
-        return _streaming(spec, _share(spec, batch, gpu, 8, 16 // G), gpu, 0.0, 235)
-    rows, most_turns, pass_groups, slice_ns = (16, 2, 16 // G, 350.0) if batch <= 16 else (32, 1, 8 // G, 1000.0)
-    share = _share(spec, batch, gpu, rows, pass_groups)
-    if share.turns > most_turns:
-        return _tiled(spec, _share(spec, batch, gpu, 64 if batch > 32 else rows, 16 // G), gpu)
-    return _streaming(spec, share, gpu, slice_ns, 130)
-
-
-def _streaming(spec: RNNSpec, share: _Share, gpu: GPU, slice_ns: float, kept_kb: int) -> dict[str, float]:
-    """``slice_ns``: for each slice of D of a warp, beside reading R; ``kept_kb``: of R, in a multiprocessor."""
-    element = 4 if spec.dtype == "float32" else 2
-    slices = -(-spec.head_dim * element // (_WARPS * _SLICE_BYTES))
-    streamed = max(0, _num_bytes(spec) - kept_kb * 1000 * gpu.sms)
-    memory = streamed / gpu.memory_gbs / STREAMING_SHARE
+def _streaming(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> dict[str, float]:
+    """R stays in registers and in what the ring and the sums leave of the shared memory, or is streamed. Up to 8 rows a
+    block's runs through D hide behind it.
+    """
+    share, rows = _share(spec, batch, gpu, kernel), kernel.rows
+    tiles = 4 if rows == 32 else 8
+    sums = 4 * share.rows * (16 * tiles + 4) * 4
+    held = (3 if spec.definition.num_gates == 1 else 5) * 2048 * _WARPS if rows <= 8 else 0
+    kept = share.blocks * (held + max(0, gpu.smem_per_block - 4 * 2048 * _WARPS - sums - 2048))
+    memory = max(0, _num_bytes(spec) - kept) / gpu.memory_gbs / STREAMING_SHARE
+    slice_ns = {16: 350.0, 32: 1000.0}.get(rows, 350.0)
+    runs = share.launches * share.turns * (400 + slice_ns * kernel.slices(spec))
     return {
-        "waiting for each other": max(1000.0, 2600 - memory) * share.launches,
+        "waiting for each other": 1300.0 * share.launches,
         "reading R from memory": memory,
-        "arithmetic": slice_ns * slices * share.turns * share.launches,
+        "arithmetic": max(0.0, runs - memory) if rows <= 8 else runs,
     }
 
 
-def _streaming_float32(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
+def _streaming_float32(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> dict[str, float]:
     """Products on the FMA units, 4 or 8 rows at a time. Behind the first tile of the batch R is read from L2."""
-    rows = 4 if batch <= 4 else 8
     from_l2 = min(_num_bytes(spec), gpu.l2_bytes)
     memory = (from_l2 / 1.25 + _num_bytes(spec) - from_l2) / gpu.memory_gbs
-    tile = spec.macs_per_step * rows / (gpu.sms * gpu.clock_mhz / 1000 * 32)
-    return {"waiting for each other": 1700.0, "arithmetic": max(memory, -(-batch // rows) * tile)}
+    units = share.units / share.passes
+    products = units * spec.definition.num_gates * kernel.rows * spec.head_dim / 32 / gpu.clock_mhz * 1000
+    runs = share.launches * share.turns * max(800 + 500 * kernel.slices(spec), products)
+    return {"waiting for each other": 1700.0 * share.launches, "arithmetic": max(memory, runs)}
 
 
 def _tiled(spec: RNNSpec, share: _Share, gpu: GPU) -> dict[str, float]:

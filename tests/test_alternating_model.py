@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from flashrnn_deploy import gpus, kernel_config
+from flashrnn_deploy import alternating_model, gpus, kernel_config
 from flashrnn_deploy.op import RNNSpec
+
+KERNELS = Path(__file__).parents[1] / "plugins" / "kernels" / "cuda"
 
 H200 = gpus.GPUS["h200"]
 MEASURED = {
@@ -51,3 +57,70 @@ def test_other_head_dims_and_older_devices_run_a_kernel_per_step() -> None:
     assert "waiting for each other" in step(3072, "a100")
     assert "launching kernels" in step(3071, "a100")
     assert "launching kernels" in step(3072, "t4")
+
+
+def test_the_choice_is_the_librarys(tmp_path: Path) -> None:
+    """Both sides of the comparison that decides, as alternating_choice.h has them."""
+    draw = random.Random(0)
+    layers, lines = [], []
+    for _ in range(300):
+        cell, dtype = draw.choice(("lstm", "gru", "elman", "slstm")), draw.choice(("bfloat16", "float32"))
+        heads, head_dim, batch = (
+            draw.choice((1, 3, 16, 150)),
+            8 * draw.randint(1, 500),
+            draw.choice((1, 3, 9, 30, 65, 300)),
+        )
+        spec = RNNSpec(cell, heads, head_dim, draw.choice((1, 2)), dtype, normalizer_floor=float(cell == "slstm"))
+        gpu = gpus.GPUS[draw.choice(("h200", "a100", "orin-nx", "rtx3090"))]
+        layers += [(spec, batch, gpu, kernel) for kernel in alternating_model._kernels(spec, batch, gpu)]
+    for spec, batch, gpu, k in layers:
+        G, size = spec.definition.num_gates, 4 if spec.dtype == "float32" else 2
+        parts = spec.num_directions * spec.num_heads
+        lines.append(
+            f"show({parts}, {spec.head_dim}, {batch}, {G}, {size}, {gpu.sms}, {k.rows}, {8 * k.pass_groups}, "
+            f"{'kTiledCost' if k.tiled else 'kStreamingCost'}, {k.slices(spec)});"
+        )
+    source, program = tmp_path / "choice.cc", tmp_path / "choice"
+    source.write_text(
+        """#include <cstdio>
+#include "alternating_choice.h"
+using namespace flashrnn::cuda;
+static void show(int heads, int D, int B, int gates, int bytes, int processors, int rows, int units, TurnCost cost,
+                 int slices) {
+  const Division d = divide(heads, D, B, rows, processors);
+  std::printf("%.9g %.9g\\n", all_steps_us(heads, d, turns(d, units, rows), cost, slices, processors),
+              per_step_us(heads, D, B, gates, bytes, processors));
+}
+int main() {
+"""
+        + "\n".join(lines)
+        + "\n}\n"
+    )
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}", source, "-o", program]
+    subprocess.run(command, check=True)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
+    chosen = set()
+    for (spec, batch, gpu, kernel), line in zip(layers, printed, strict=False):
+        ours = (
+            alternating_model._all_steps_us(spec, batch, gpu, kernel),
+            alternating_model._per_step_us(spec, batch, gpu.sms),
+        )
+        assert ours == pytest.approx([float(text) for text in line.split()], rel=1e-6), (spec, batch, gpu.name)
+        chosen.add((kernel.tiled, ours[0] < ours[1]))
+    assert len(chosen) == 4  # of each kind some that pay and some that do not
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cell", "heads", "head_dim", "batch"),
+    [
+        ("orin-agx", "lstm", 12, 128, 4),
+        ("orin-nx", "lstm", 16, 128, 4),
+        ("orin-nano", "gru", 8, 128, 4),
+        ("a100", "gru", 64, 256, 4),
+        ("rtx3090", "lstm", 16, 768, 64),
+    ],
+)
+def test_on_small_devices_a_step_takes_its_turns(gpu: str, cell: str, heads: int, head_dim: int, batch: int) -> None:
+    """What stays on chip is that of the blocks there are, and each pass of many units costs time."""
+    spec = RNNSpec(cell, heads, head_dim, dtype="bfloat16")
+    assert kernel_config.solve(spec, batch, gpus.GPUS[gpu]).config.mode == "grid"

@@ -37,13 +37,13 @@ cudaError_t launch_alternating(const Params& params, void* workspace, cudaStream
   if (streams(params, device)) {
     switch (params.dtype) {
       case DType::kFloat32:
-        error = launch_streaming<DType::kFloat32>(params, device, workspace, stream);
+        error = launch_all_steps<DType::kFloat32>(params, device, workspace, stream);
         break;
       case DType::kFloat16:
-        error = launch_streaming<DType::kFloat16>(params, device, workspace, stream);
+        error = launch_all_steps<DType::kFloat16>(params, device, workspace, stream);
         break;
       case DType::kBfloat16:
-        error = launch_streaming<DType::kBfloat16>(params, device, workspace, stream);
+        error = launch_all_steps<DType::kBfloat16>(params, device, workspace, stream);
         break;
     }
   }

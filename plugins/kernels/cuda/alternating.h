@@ -7,13 +7,14 @@
 #include <cstdint>
 
 #include "../op.h"
+#include "alternating_choice.h"
 
 namespace flashrnn::cuda {
 
 std::size_t alternating_workspace_bytes(const Params& params);
 cudaError_t launch_alternating(const Params& params, void* workspace, cudaStream_t stream);
 
-// --- Its two ways, for alternating.cu ---
+// --- Its kernels, for alternating.cu ---
 
 // What of the current device a launch depends on.
 struct Device {
@@ -31,12 +32,10 @@ __host__ __device__ constexpr std::int64_t hidden_pitch(std::int64_t D, int elem
 }
 std::size_t hidden_bytes(const Params& params);
 
-inline constexpr int kHalfUnits = 8;  // a block has whole groups of so many units
-
 // One kernel that runs through all steps. cudaErrorInvalidConfiguration, with nothing launched: the other way is
 // faster, or the device has too little shared memory.
 template <DType kType>
-cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream);
+cudaError_t launch_all_steps(const Params& params, const Device& device, void* workspace, cudaStream_t stream);
 
 // One kernel per step, on any device, for any D and any address of R.
 cudaError_t launch_plain(const Params& params, void* workspace, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// The kernel of the alternating mode from compute capability 8.0 on: one block per multiprocessor runs through all
-// steps.
+// The streaming kernel of the alternating mode, from compute capability 8.0 on: one block per multiprocessor runs
+// through all steps.
 //
 // A block owns some units of one head, with all gates, and some rows of the batch. Its warps split D. A step: wait
 // until the blocks of the head have h, multiply, add up the warps' sums, the cell, h to global memory, say so. Blocks

@@ -1,8 +1,7 @@
 // How a call of the alternating mode is divided over the device, which kernel takes it, and its launches.
 #pragma once
 
-#include <cmath>
-
+#include "alternating_choice.h"
 #include "alternating_kernel.cuh"
 #include "alternating_start.cuh"
 #include "alternating_tiled.cuh"
@@ -10,53 +9,33 @@
 
 namespace flashrnn::cuda {
 
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-constexpr int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
-
-// Blocks share the units of a head first, which divides R too, and then the batch.
 template <class C>
 Share share_of(const Tensors& t, const Device& device) {
+  const Division d = divide(static_cast<std::int64_t>(t.N) * t.H, t.D, t.B, C::kRows, device.processors);
   Share share{};
-  const std::int64_t heads = static_cast<std::int64_t>(t.N) * t.H;
-  const int unit_groups = ceil_div(t.D, kHalfUnits), tiles = ceil_div(t.B, C::kRows);
-  const auto places = [&](std::int64_t taken) { return static_cast<int>(device.processors / taken); };
-  const int each = ceil_div(unit_groups, clamp(places(heads), 1, unit_groups));
-  share.units = each * kHalfUnits;
-  share.unit_blocks = ceil_div(unit_groups, each);
-  const int tiles_each = ceil_div(tiles, clamp(places(heads * share.unit_blocks), 1, tiles));
-  share.ranges = ceil_div(tiles, tiles_each);
-  share.range_rows = tiles_each * C::kRows < t.B ? tiles_each * C::kRows : t.B;
+  share.units = d.units, share.unit_blocks = d.unit_blocks, share.ranges = d.ranges, share.range_rows = d.range_rows;
   return share;
 }
 
-// How often a block runs through D in a step: for each tile of the batch, for each pass of its units.
 template <class C>
-int turns(const Share& share) {
-  return ceil_div(share.units / kHalfUnits, C::kGroups) * ceil_div(share.range_rows, C::kRows);
+int turns(const Tensors& t, const Device& device) {
+  const Division d = divide(static_cast<std::int64_t>(t.N) * t.H, t.D, t.B, C::kRows, device.processors);
+  return turns(d, C::kPassUnits, C::kRows);
 }
 
 // Slices of D of a warp or of a part of the block, each `stride` bytes behind the one before.
 template <class C>
 std::int64_t num_slices(const Tensors& t, int stride) {
-  return (static_cast<std::int64_t>(t.D) * static_cast<int>(sizeof(Element<C::kType>)) + stride - 1) / stride;
+  return ceil_div(static_cast<std::int64_t>(t.D) * static_cast<int>(sizeof(Element<C::kType>)), stride);
 }
 
-// What a run through D takes, us on an H200: the start, and each slice.
-struct TurnCost {
-  double start, slice;
-};
-inline constexpr TurnCost kStreamingCost{1.0, 0.7}, kTiledCost{3.0, 0.5};
-
-// Whether a step is faster than by one kernel per step, which reads R from memory but has all rows of the batch in
-// flight. Both sides are us on an H200, fitted to three dozen layers within a third.
+// Whether a step is faster than by one kernel per step.
 template <class C>
-bool pays(const Tensors& t, const Share& share, const Device& device, TurnCost turn, std::int64_t slices) {
-  const double groups = static_cast<double>(t.N) * t.H * share.ranges;
-  const double launches = ceil(groups * share.unit_blocks / device.processors);
-  const double ours = 1.5 + launches * turns<C>(share) * (turn.start + turn.slice * static_cast<double>(slices));
-  const double weights = static_cast<double>(t.N) * t.H * t.D * t.D * C::kGates * 132 / device.processors;
-  const double arithmetic = weights * t.B / 8e6, memory = weights * sizeof(Element<C::kType>) / 4e6;
-  return ours < 4.0 + (arithmetic > memory ? arithmetic : memory);
+bool pays(const Tensors& t, const Device& device, TurnCost turn, std::int64_t slices) {
+  const std::int64_t heads = static_cast<std::int64_t>(t.N) * t.H;
+  const Division d = divide(heads, t.D, t.B, C::kRows, device.processors);
+  return all_steps_us(heads, d, turns(d, C::kPassUnits, C::kRows), turn, slices, device.processors) <
+         per_step_us(heads, t.D, t.B, C::kGates, static_cast<int>(sizeof(Element<C::kType>)), device.processors);
 }
 
 // Launches `kernel` with so many bytes of shared memory over all groups of blocks, as many at a time as the device
@@ -72,8 +51,9 @@ cudaError_t launch_groups(Kernel kernel, std::size_t shared, const Params& param
   cudaFuncAttributes attributes;
   if (cudaError_t error = cudaFuncGetAttributes(&attributes, kernel)) return error;
   if (attributes.ptxVersion < 80) return cudaErrorInvalidConfiguration;
-  const int bytes = static_cast<int>(shared);
-  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) {
+  // The limit is the function's, not the call's: calls of other threads may want more than this one.
+  if (cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes)) {
     return error;
   }
   int per_processor = 0;
@@ -123,7 +103,7 @@ cudaError_t launch_streaming(const Params& params, const Device& device, void* w
   const std::int64_t slices = num_slices<C>(t, C::kWarps * kSliceBytes);
   const int rows = share.range_rows < C::kRows ? share.range_rows : C::kRows;
   share.resident = resident_stages<C>(share, device, rows, slices);
-  if (share.resident < 0 || !pays<C>(t, share, device, kStreamingCost, slices)) return cudaErrorInvalidConfiguration;
+  if (share.resident < 0 || !pays<C>(t, device, kStreamingCost, slices)) return cudaErrorInvalidConfiguration;
   const std::size_t shared = AlternatingShared<C>::bytes(rows, share.units, share.resident);
   return launch_groups<C>(alternating_kernel<C>, shared, params, device, t, share, workspace, stream);
 }
@@ -136,7 +116,7 @@ cudaError_t launch_tiled(const Params& params, const Device& device, void* works
   share.slots = C::kMostSlots;
   while (share.slots > 1 && TiledShared<C>::bytes(share.slots, share.units) > most) --share.slots;
   const std::int64_t slices = num_slices<C>(t, C::kSliceStride);
-  if (share.slots < 2 || !pays<C>(t, share, device, kTiledCost, slices)) return cudaErrorInvalidConfiguration;
+  if (share.slots < 2 || !pays<C>(t, device, kTiledCost, slices)) return cudaErrorInvalidConfiguration;
   const std::size_t shared = TiledShared<C>::bytes(share.slots, share.units);
   return launch_groups<C>(tiled_kernel<C>, shared, params, device, t, share, workspace, stream);
 }
@@ -162,12 +142,12 @@ cudaError_t launch_16_bit(const Params& p, const Device& device, void* workspace
   cudaError_t error = cudaErrorInvalidConfiguration;
   if (p.B <= Few::kRows) return launch_streaming<Few>(p, device, workspace, stream);
   if (p.B <= Some::kRows) {
-    if (turns<Some>(share_of<Some>(t, device)) > 2) {
+    if (turns<Some>(t, device) > 2) {
       error = launch_tiled<Tiled<kCell, kType, 16>>(p, device, workspace, stream);
     }
     return error == cudaErrorInvalidConfiguration ? launch_streaming<Some>(p, device, workspace, stream) : error;
   }
-  if (turns<Many>(share_of<Many>(t, device)) > 1) {
+  if (turns<Many>(t, device) > 1) {
     if (p.B > 32) error = launch_tiled<Tiled<kCell, kType, 64>>(p, device, workspace, stream);
     if (error == cudaErrorInvalidConfiguration) {
       error = launch_tiled<Tiled<kCell, kType, 32>>(p, device, workspace, stream);
@@ -177,7 +157,7 @@ cudaError_t launch_16_bit(const Params& p, const Device& device, void* workspace
 }
 
 template <Cell kCell, DType kType>
-cudaError_t launch_streaming(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
+cudaError_t launch_all_steps(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
   if constexpr (kType == DType::kFloat32) {
     return launch_float32<kCell>(p, device, workspace, stream);
   } else {
@@ -186,16 +166,16 @@ cudaError_t launch_streaming(const Params& p, const Device& device, void* worksp
 }
 
 template <DType kType>
-cudaError_t launch_streaming(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
+cudaError_t launch_all_steps(const Params& p, const Device& device, void* workspace, cudaStream_t stream) {
   switch (p.cell) {
     case Cell::kLstm:
-      return launch_streaming<Cell::kLstm, kType>(p, device, workspace, stream);
+      return launch_all_steps<Cell::kLstm, kType>(p, device, workspace, stream);
     case Cell::kGru:
-      return launch_streaming<Cell::kGru, kType>(p, device, workspace, stream);
+      return launch_all_steps<Cell::kGru, kType>(p, device, workspace, stream);
     case Cell::kElman:
-      return launch_streaming<Cell::kElman, kType>(p, device, workspace, stream);
+      return launch_all_steps<Cell::kElman, kType>(p, device, workspace, stream);
     case Cell::kSlstm:
-      return launch_streaming<Cell::kSlstm, kType>(p, device, workspace, stream);
+      return launch_all_steps<Cell::kSlstm, kType>(p, device, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -1,6 +1,6 @@
-// One step per kernel: what the kernel of alternating_kernel.cuh does not serve. R is read from memory in every step
-// and products run on the FMA units in float32. Work inside a step is ordered by the stream alone: no kernel waits for
-// another one.
+// One step per kernel: what no kernel for all steps serves, or serves slower (alternating_choice.h). R is read from
+// memory in every step and products run on the FMA units in float32. Work inside a step is ordered by the stream alone:
+// no kernel waits for another one.
 //
 // A warp owns one unit: its lanes split D, each with the sums of all gates and of kRows batch rows, and a butterfly
 // that hands rows to lanes adds them up. h is exchanged in the dtype of r through the workspace, two buffers; the

@@ -14,7 +14,8 @@
 namespace flashrnn::cuda {
 
 // Failed polls of one wait after which a kernel gives up with cudaErrorLaunchFailure in place of hanging. Tools that
-// slow polling down (compute-sanitizer) need no other value: each poll sleeps in hardware.
+// slow polling down (compute-sanitizer) need no other value: a poll of a cluster sleeps in hardware, the others are
+// loads.
 inline constexpr std::uint32_t kSpinLimit = 1u << 26;
 
 // Bytes of device memory that launch() needs for this call on the current device, 0 for most. Any 16-byte aligned
