@@ -119,6 +119,10 @@ def test_what_the_op_cannot_say_is_left_and_named(
     assert (report["rewritten"], report["left"], row["action"]) == (0, 1, "left")
     assert named in row["reason"]
     assert not flash_nodes(model)
+    (before,), (after,) = (
+        [n for n in m.graph.node if n.op_type == op] for m in (onnx.load(tmp_path / "in.onnx"), model)
+    )
+    assert before == after
     if attributes.get("input_forget") or attributes.get("clip") == 0.0:
         return  # ONNX Runtime is no judge: it computes its own input_forget, and refuses a clip of 0
     expected = onnx_rnn.run(op, attributes, feeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -348,9 +349,17 @@ def test_libraries(cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tm
         TrtRunner(engine, [good])
 
 
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """SIGINT raises, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("call", ["deserialize_cuda_engine", "execute_async_v3"])
 def test_signals_wait_for_tensorrt(
-    cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+    cuda: fake_tensorrt.Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str, listens: None
 ) -> None:
     """Ctrl-C would be lost in a callback: it is raised when TensorRT has come back, and the runner goes on."""
     import tensorrt
