@@ -119,10 +119,11 @@ def test_what_the_op_cannot_say_is_left_and_named(
     assert (report["rewritten"], report["left"], row["action"]) == (0, 1, "left")
     assert named in row["reason"]
     assert not flash_nodes(model)
-    (before,), (after,) = (
-        [n for n in m.graph.node if n.op_type == op] for m in (onnx.load(tmp_path / "in.onnx"), model)
-    )
-    assert before == after
+    given = onnx.load(tmp_path / "in.onnx")
+    (before,), (after,) = ([n for n in m.graph.node if n.op_type == op] for m in (given, model))
+    kept = [[a for a in node.attribute if a.name != "layout"] for node in (before, after)]
+    assert kept[0] == kept[1]
+    assert layout or before == after
     if attributes.get("input_forget") or attributes.get("clip") == 0.0:
         return  # ONNX Runtime is no judge: it computes its own input_forget, and refuses a clip of 0
     expected = onnx_rnn.run(op, attributes, feeds)
