@@ -17,17 +17,34 @@ STREAMING_SHARE = 0.8
 """Of the bandwidth of DRAM, for R that does not stay on chip."""
 
 _GROUP_UNITS, _WARPS, _SLICE_BYTES, _MOST_GROUPS = 8, 8, 128, 512
+_STAGE_BYTES = _WARPS * 2048
+"""Of a block: 16 rows of R for each of its warps, a slice of each row."""
+_RING = 4
+"""Stages that are being copied."""
 _STREAMING, _TILED = (1.0, 0.7), (3.0, 0.5)
 """What a run through D takes: the start, and each slice."""
 
 
 @dataclass(frozen=True)
+class Alternating:
+    """What a call of the alternating mode runs."""
+
+    kernel: str  # "streaming", "tiled" or "one kernel per step"
+    on_chip_bytes: int  # of R, in the blocks of one launch: those that share a head's rows of the batch hold copies
+
+
+@dataclass(frozen=True)
 class _Kernel:
-    """A kernel for all steps: rows of the batch in a tile, groups of 8 units in a pass."""
+    """A kernel for all steps: rows of the batch in a tile, groups of 8 units in a pass, stages held in registers."""
 
     rows: int
     pass_groups: int
+    held: int = 0
     tiled: bool = False
+
+    def tiles(self, spec: RNNSpec, groups: int) -> int:
+        """Of 16 rows of R, in a pass over so many groups."""
+        return -(-min(groups, self.pass_groups) * spec.definition.num_gates // 2)
 
     def slices(self, spec: RNNSpec) -> int:
         """Of D, of a warp or of a part of the block."""
@@ -65,24 +82,39 @@ def cost(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, int]:
     return {cause: round(ns * gpu.clock_mhz / 10) for cause, ns in parts.items()}
 
 
+def describe(spec: RNNSpec, batch: int, gpu: GPU) -> Alternating:
+    """The kernel that the library takes, and how much of R it keeps: the streaming one alone keeps any."""
+    kernel = choose(spec, batch, gpu)
+    if kernel is None:
+        return Alternating("one kernel per step", 0)
+    if kernel.tiled:
+        return Alternating("tiled", 0)
+    share = _share(spec, batch, gpu, kernel)
+    head_blocks = -(-spec.head_dim // share.units)
+    head_bytes = spec.macs_per_step * _element_bytes(spec) // (spec.num_directions * spec.num_heads)
+    kept = min(head_blocks * _kept_bytes(spec, share, kernel, gpu), head_bytes)
+    return Alternating("streaming", share.blocks // head_blocks * kept)
+
+
 def choose(spec: RNNSpec, batch: int, gpu: GPU) -> _Kernel | None:
     """The kernel for all steps that the library takes, None where it runs one kernel per step."""
     if gpu.compute_capability < 80 or spec.head_dim % _GROUP_UNITS:
         return None
-    return next((k for k in _kernels(spec, batch, gpu) if _pays(spec, batch, gpu, k)), None)
+    kernels = (k for k in _kernels(spec, batch, gpu) if _pays(spec, batch, gpu, k))
+    return next((k for k in kernels if k.tiled or _free_bytes(spec, _share(spec, batch, gpu, k), k, gpu) >= 0), None)
 
 
 def _kernels(spec: RNNSpec, batch: int, gpu: GPU) -> list[_Kernel]:
     """Those that alternating_launch.cuh tries, in order."""
     wide, narrow = 16 // spec.definition.num_gates, 8 // spec.definition.num_gates
     if spec.dtype == "float32":
-        return [_Kernel(1, wide) if batch == 1 else _Kernel(4, wide) if batch <= 4 else _Kernel(8, narrow)]
+        return [_Kernel(1, wide, 5) if batch == 1 else _Kernel(4, wide, 1) if batch <= 4 else _Kernel(8, narrow)]
     if batch <= 8:
-        return [_Kernel(8, wide)]
+        return [_Kernel(8, wide, 3 if spec.definition.num_gates == 1 else 5)]
     streaming, most, tiles = (_Kernel(16, wide), 2, [16]) if batch <= 16 else (_Kernel(32, narrow), 1, [64, 32])
     found = []
     if _share(spec, batch, gpu, streaming).turns > most:
-        found = [_Kernel(rows, wide, True) for rows in tiles if rows <= 32 or batch > 32]
+        found = [_Kernel(rows, wide, tiled=True) for rows in tiles if rows <= 32 or batch > 32]
     return [k for k in found if _tile_bytes(k.rows) <= gpu.smem_per_block] + [streaming]
 
 
@@ -105,6 +137,21 @@ def _per_step_us(spec: RNNSpec, batch: int, sms: int) -> float:
     cycles = max(0.2614 * G * spec.head_dim, 170 + 105 * G)
     arithmetic = units * (-(-batch // 8) * (batch > 1)) * cycles / 1980
     return 4.0 + max(arithmetic, _num_bytes(spec) * 132 / sms / 4e6)
+
+
+def _kept_bytes(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> int:
+    """Room for R in a block of the streaming kernel, in registers and shared memory: whole stages."""
+    held = min(kernel.held, kernel.tiles(spec, share.units // _GROUP_UNITS))
+    return (held + max(0, _free_bytes(spec, share, kernel, gpu) // _STAGE_BYTES)) * _STAGE_BYTES
+
+
+def _free_bytes(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> int:
+    """Shared memory beside the ring, the sums, the table of tiles, the biases, and h in float32: AlternatingShared."""
+    tiles = kernel.tiles(spec, kernel.pass_groups)
+    sums, table = 16 * share.rows * (16 * tiles + 4), 16 * share.passes * tiles
+    biases = 4 * share.units * len(spec.definition.biases)
+    hidden = _WARPS * kernel.rows * _SLICE_BYTES if spec.dtype == "float32" else 0
+    return gpu.smem_per_block - _RING * _STAGE_BYTES - sums - table - biases - hidden
 
 
 def _element_bytes(spec: RNNSpec) -> int:
@@ -149,10 +196,7 @@ def _streaming(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> dict[str
     block's runs through D hide behind it.
     """
     share, rows = _share(spec, batch, gpu, kernel), kernel.rows
-    tiles = 4 if rows == 32 else 8
-    sums = 4 * share.rows * (16 * tiles + 4) * 4
-    held = (3 if spec.definition.num_gates == 1 else 5) * 2048 * _WARPS if rows <= 8 else 0
-    kept = share.blocks * (held + max(0, gpu.smem_per_block - 4 * 2048 * _WARPS - sums - 2048))
+    kept = share.blocks * _kept_bytes(spec, share, kernel, gpu)
     memory = max(0, _num_bytes(spec) - kept) / gpu.memory_gbs / STREAMING_SHARE
     slice_ns = {16: 350.0, 32: 1000.0}.get(rows, 350.0)
     runs = share.launches * share.turns * (400 + slice_ns * kernel.slices(spec))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from flashrnn_deploy import alternating_model
+from flashrnn_deploy.alternating_model import Alternating
 from flashrnn_deploy.expressions import any_of, bounds
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_model import Model
@@ -55,6 +57,7 @@ class Solution:
         candidates: assignments in the product of the domains.
         removed: how many of them each named constraint removed.
         cut: how many could not beat the best known configuration and were not looked at.
+        alternating: in that mode, the kernel that the library takes and what it keeps on chip.
     """
 
     config: KernelConfig
@@ -66,6 +69,7 @@ class Solution:
     candidates: int = 0
     removed: dict[str, int] | None = None
     cut: int = 0
+    alternating: Alternating | None = None
 
     @property
     def limited_by(self) -> str:
@@ -76,8 +80,10 @@ class Solution:
     def on_chip_bytes(self) -> int:
         """Bytes of shared memory and of R in registers of the blocks that the model takes to be resident at once.
 
-        Blocks beyond these run after them, in the same room.
+        Blocks beyond these run after them, in the same room. In the alternating mode R alone counts.
         """
+        if self.alternating:
+            return self.alternating.on_chip_bytes
         per_block = self.sizes["shared_memory_bytes"] + self.sizes["weight_bytes_in_registers"]
         return self.sizes["resident_blocks"] * per_block
 
@@ -86,9 +92,10 @@ class Solution:
         return sorted((self.removed or {}).items(), key=lambda item: (-item[1], item[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        known = {k: v for k, v in asdict(self).items() if k != "removed"}
+        """Plain values for JSON. ``kernel`` is that of the alternating mode, None in others."""
+        known = {k: v for k, v in asdict(self).items() if k not in ("removed", "alternating")}
         known |= {"limited_by": self.limited_by, "on_chip_bytes": self.on_chip_bytes}
+        known["kernel"] = self.alternating.kernel if self.alternating else None
         return known | {"explain": [{"constraint": name, "removed": count} for name, count in self.explain()]}
 
 
@@ -158,11 +165,13 @@ def _describe(model: Model, config: KernelConfig) -> Solution:
     values = {name: low for name, (low, _) in zip(parts, pairs, strict=True)}
     cycles = {cause: values[cause] / 100 for cause in model.terms}
     breakdown = {cause: round(count / gpu.clock_mhz, 4) for cause, count in cycles.items() if count}
+    is_alternating = config.mode == "alternating"
     return Solution(
         config=config,
         gpu=gpu.name,
         predicted_step_us=round(sum(cycles.values()) / gpu.clock_mhz, 4),
-        estimate=not gpu.measured or config.mode == "alternating",
+        estimate=not gpu.measured or is_alternating,
         breakdown_us=breakdown,
         sizes={name: values[name] for name in model.sizes},
+        alternating=alternating_model.describe(model.spec, model.batch, gpu) if is_alternating else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 from pathlib import Path
@@ -57,6 +58,42 @@ def test_other_head_dims_and_older_devices_run_a_kernel_per_step() -> None:
     assert "waiting for each other" in step(3072, "a100")
     assert "launching kernels" in step(3071, "a100")
     assert "launching kernels" in step(3072, "t4")
+
+
+STAGE = 8 * 2048  # of a block: what its eight warps multiply at a time
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "head_dim", "batch", "kernel", "kept"),
+    [
+        ("bfloat16", 1, 3072, 1, "streaming", 128 * 15 * STAGE),  # 10 stages in shared memory, 5 in registers
+        ("bfloat16", 1, 3072, 8, "streaming", 128 * 14 * STAGE),  # the sums of more rows take one's place
+        ("bfloat16", 1, 3072, 16, "streaming", 128 * 8 * STAGE),  # and those of 16 two, and the registers
+        ("bfloat16", 1, 3072, 64, "tiled", 0),
+        ("bfloat16", 1, 3071, 1, "one kernel per step", 0),
+        ("bfloat16", 1, 1024, 1, "streaming", 4 * 1024 * 1024 * 2),  # all of R
+        ("float32", 1, 2048, 1, "streaming", 128 * 13 * STAGE),  # 4 stages are all that the registers hold of a slice
+        ("bfloat16", 16, 1024, 1, "streaming", 16 * 8 * 14 * STAGE),  # biases of 128 units, and their tiles
+    ],
+)
+def test_what_stays_on_chip(dtype: str, heads: int, head_dim: int, batch: int, kernel: str, kept: int) -> None:
+    solution = kernel_config.alternating(RNNSpec("lstm", heads, head_dim, dtype=dtype), batch, H200)
+    facts = solution.to_dict()
+    assert (facts["kernel"], facts["on_chip_bytes"], solution.on_chip_bytes) == (kernel, kept, kept)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in gpus.GPUS.values() if gpu.compute_capability >= 80])
+def test_no_more_stays_on_chip_than_there_is(gpu: gpus.GPU) -> None:
+    kernels = set()
+    for dtype, heads, head_dim, batch in itertools.product(
+        ("bfloat16", "float32"), (1, 7, 40, 300), (64, 520, 4096), (1, 3, 16, 200)
+    ):
+        spec = RNNSpec("gru", heads, head_dim, dtype=dtype)
+        found = alternating_model.describe(spec, batch, gpu)
+        kernels.add(found.kernel)
+        assert 0 <= found.on_chip_bytes <= gpu.sms * (gpu.smem_per_block + 4 * gpu.registers_per_sm)
+        assert found.kernel == "streaming" or found.on_chip_bytes == 0
+    assert kernels == {"streaming", "tiled", "one kernel per step"}
 
 
 def test_the_choice_is_the_librarys(tmp_path: Path) -> None:

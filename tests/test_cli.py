@@ -171,6 +171,21 @@ def test_solve() -> None:
     assert all(entry["constraint"] in explained for entry in facts["explain"])
 
 
+def test_solve_tells_what_the_alternating_mode_has_and_no_more() -> None:
+    """It has no tiles to choose: JSON keeps the fields, the table leaves them out."""
+    command = ["solve", "--cell", "lstm", "--head-dim", "3072", "--gpu", "h200"]
+    facts = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    assert (facts["kernel"], facts["on_chip_bytes"]) == ("streaming", 31457280)
+    assert {"ring_depth", "units_per_block"} < set(facts["config"])
+    assert facts["sizes"]["num_blocks"] == 0
+    told = CliRunner().invoke(main, command).stdout
+    assert all(text in told for text in ("mode: alternating, padded_head_dim: 3072", "streaming", "31457280"))
+    assert not any(name in told for name in ("units_per_block", "ring_depth", "num_blocks", "shared_memory_bytes"))
+    other = CliRunner().invoke(main, [*command, "--head-dim", "768"]).stdout
+    assert all(name in other for name in ("units_per_block", "num_blocks"))
+    assert "kernel" not in other
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -35,7 +35,7 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
         print_json(facts)
         return
     reasons = facts.pop("explain")
-    table("solution", ("", ""), facts.items())
+    table("solution", ("", ""), _told(facts).items())
     if explain:
         table("explain", ("constraint", "candidates removed"), [(r["constraint"], r["removed"]) for r in reasons])
 
@@ -91,6 +91,14 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
     click.echo(f"{output / report['library']} ({report['architecture']}); pass it with --plugins")
     for name in report["libraries"][1:]:
         click.echo(f"{output / name}: for programs with TensorRT {report['tensorrt']}, which load it")
+
+
+def _told(facts: dict[str, Any]) -> dict[str, Any]:
+    """Of a solution what says something: the alternating mode has no tiles to choose, the others one kernel each."""
+    if facts["config"]["mode"] != "alternating":
+        return {name: value for name, value in facts.items() if name != "kernel"}
+    config = {name: facts["config"][name] for name in ("mode", "padded_head_dim")}
+    return {name: value for name, value in facts.items() if name != "sizes"} | {"config": config}
 
 
 def _by_model(
