@@ -11,11 +11,25 @@ import onnx
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.graph import free_inputs, walk_nodes
-from flashrnn_deploy.shapes import Axes, Tensor, Tensors, describe, dim_names, numpy_dtype, value_tensor
+from flashrnn_deploy.op import is_flashrnn
+from flashrnn_deploy.shapes import (
+    Axes,
+    Tensor,
+    Tensors,
+    describe,
+    dim_names,
+    is_standard_rnn,
+    numpy_dtype,
+    rnn_input_axes,
+    value_tensor,
+)
 from flashrnn_deploy.streaming import length_inputs
 
 CASES = ((1, 1), (2, 11), (7, 3))
-"""(T, B) of each sample."""
+"""(T, B) of each sample, where a model leaves them open."""
+
+Case = tuple[int | None, int | None]
+"""(T, B) that a sample really has; None where a model has no such axis."""
 
 _OTHER_DIM = 4  # size of a dynamic dimension that is neither time nor batch
 _KEEP = ("Identity", "Cast", "CastLike")
@@ -25,8 +39,8 @@ _SLSTM_NORMALIZER = 2  # position in the packed states h, c, n, m
 
 def samples(
     model: onnx.ModelProto, tensors: Tensors, axes: Mapping[str, Axes], seed: int = 0
-) -> list[tuple[tuple[int, int], dict[str, Array]]]:
-    """One set of feeds for each (T, B) of ``CASES`` that the model's dynamic dimensions can tell apart.
+) -> list[tuple[Case, dict[str, Array]]]:
+    """One set of feeds for each (T, B) of ``CASES`` that the model's dynamic dimensions can tell apart, with its sizes.
 
     Floats are normal, states not zero, an sLSTM normalizer at least 1; lengths lie in 1..T, one of them T; indices of
     a Gather lie in its range; other integers are 0 or 1.
@@ -41,8 +55,30 @@ def samples(
         if key in seen:
             continue
         seen.add(key)
-        result.append(((T, B), _arrays(model, tensors, axes, shapes, np.random.default_rng([seed, number]), T)))
+        arrays = _arrays(model, tensors, axes, shapes, np.random.default_rng([seed, number]), T)
+        result.append((_case(model, tensors, axes, shapes), arrays))
     return result
+
+
+def _case(
+    model: onnx.ModelProto, tensors: Tensors, axes: Mapping[str, Axes], shapes: Mapping[str, tuple[int, ...]]
+) -> Case:
+    """The steps and rows of one sample: along the inputs' known axes, else in the sequence that a recurrent node reads.
+
+    The latter is where a fixed size is found, which is nobody's axis.
+    """
+    sizes: dict[Any, int] = {}
+    for value in free_inputs(model.graph):
+        sizes |= zip(value_tensor(value).shape or (), shapes[value.name], strict=True)
+    known = [(axes[name], shape) for name, shape in shapes.items()]
+    for node in walk_nodes(model):
+        dims = tensors.get(node.input[0], Tensor(0, None)).shape if is_flashrnn(node) or is_standard_rnn(node) else None
+        if dims is not None and len(dims) == 3:
+            shape: Any = tuple(dim if isinstance(dim, int) else sizes.get(dim) for dim in dims)
+            known.append((rnn_input_axes(node), shape))
+    T = (shape[a.time] for a, shape in known if a.time is not None and shape[a.time] is not None)
+    B = (shape[a.batch] for a, shape in known if a.batch is not None and shape[a.batch] is not None)
+    return next(T, None), next(B, None)
 
 
 def sample(

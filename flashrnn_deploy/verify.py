@@ -20,7 +20,7 @@ from flashrnn_deploy.compare import Comparison
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, printable
 from flashrnn_deploy.graph import free_inputs
-from flashrnn_deploy.sampling import samples
+from flashrnn_deploy.sampling import Case, samples
 from flashrnn_deploy.shapes import Tensors, axes_of, dtype_name, flashrnn_nodes, tensors_of, value_tensor
 from flashrnn_deploy.streaming import state_pairs
 
@@ -34,12 +34,15 @@ Judge = Callable[[Sequence[Run]], Comparisons]
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found: per output the comparison nearest to failing, and the (T, B) where it was."""
+    """What `verify` found: per output the comparison nearest to failing, and the (T, B) where it was.
+
+    T or B is None where the model has none.
+    """
 
     model: str
     against: str
-    cases: list[tuple[int, int]]
-    outputs: list[tuple[Comparison, tuple[int, int]]]
+    cases: list[Case]
+    outputs: list[tuple[Comparison, Case]]
     not_compared: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -126,7 +129,7 @@ def verify(
     drawn = samples(model, tensors, axes, seed)
     cases = [case for case, _ in drawn]
     runs: list[Run] = [(feeds, runner.infer(feeds)) for _, feeds in drawn]
-    found: dict[str, list[tuple[Comparison, tuple[int, int]]]] = {}
+    found: dict[str, list[tuple[Comparison, Case]]] = {}
     for case, comparisons in zip(cases, judge(runs), strict=True):
         for comparison in comparisons:
             found.setdefault(comparison.name, []).append((comparison, case))
@@ -212,7 +215,8 @@ def _peer_judge(path: Path, model: onnx.ModelProto, dtype: str, plugins: Sequenc
     theirs, ours = [v.name for v in free_inputs(other.graph)], [v.name for v in free_inputs(model.graph)]
     states = state_pairs(model)
     if odd := [printable(n) for n in (*(set(theirs) - set(ours)), *(set(ours) - set(theirs) - set(states)))]:
-        raise FlashRNNError(f"the two files differ in the input(s) {', '.join(odd)}: {ours} and {theirs}")
+        both = " and ".join(", ".join(map(printable, names)) or "(none)" for names in (ours, theirs))
+        raise FlashRNNError(f"the two files differ in the input(s) {', '.join(odd)}: {both}")
     runner = make_runner("onnxruntime", other, plugins, path=path)
     zero = [name for name in ours if name not in theirs]
     ourselves = make_runner("onnxruntime", model, plugins) if zero else runner

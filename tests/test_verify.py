@@ -156,6 +156,23 @@ def test_another_file_with_default_states(tmp_path: Path) -> None:
     assert "not compared, since the judge has no such output: state1" in result.stderr
 
 
+@pytest.mark.parametrize("metadata", [True, False])
+def test_the_sizes_that_ran_are_told(metadata: bool, tmp_path: Path) -> None:
+    """Of fixed sizes, which no axis of the metadata names, those of the file; of what is missing, nothing."""
+    model = network(GRU, states=False)
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, size in enumerate((9, 2)):
+            value.type.tensor_type.shape.dim[axis].dim_value = size
+    if metadata:
+        fixed = {"time": None, "batch": None}
+        models.set_metadata(model, "flashrnn.axes", {v.name: fixed for v in (*model.graph.input, *model.graph.output)})
+    path = models.save(model, tmp_path / "m.onnx")
+    report = verify(path)
+    assert report.cases == [case for _, case in report.outputs] == [(9, 2)]
+    assert report.to_json()["cases"] == [{"T": 9, "B": 2}]
+    assert "T=9 B=2" in CliRunner().invoke(main, ["verify", str(path)]).stdout
+
+
 def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
     path = models.save(network(GRU), tmp_path / "m.onnx")
     renamed = models.save(network(GRU, x="audio"), tmp_path / "renamed.onnx")

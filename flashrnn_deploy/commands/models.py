@@ -116,11 +116,11 @@ def verify(model: Path, against: str, weights: Path | None, plugins: tuple[Path,
                 c.name,
                 f"{c.max_abs_error:.3g}",
                 f"{c.tolerance:.3g}",
-                f"T={T} B={B}",
+                " ".join(f"{axis}={size}" for axis, size in zip("TB", case, strict=True) if size is not None),
                 "yes" if c.passed else "NO",
                 c.note,
             )
-            for c, (T, B) in report.outputs
+            for c, case in report.outputs
         ]
         title = f"against {report.outputs[0][0].judge}"
         table(title, ("output", "max abs error", "tolerance", "at", "passed", ""), rows)
