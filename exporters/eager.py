@@ -12,9 +12,10 @@ from torch.utils import _pytree as pytree
 
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.exporters.calls import flat_call, tensors_of
+from flashrnn_deploy.exporters.calls import call, flat_call, tensors_of
 from flashrnn_deploy.exporters.factory import load_factory
 from flashrnn_deploy.exporters.validate import to_numpy, to_torch
+from flashrnn_deploy.files import printable
 from flashrnn_deploy.graph import free_inputs
 from flashrnn_deploy.streaming import length_inputs
 
@@ -48,7 +49,8 @@ class EagerRunner:
         names = [value.name for value in free_inputs(model.graph)]
         count = len(tensors_of(example.args))
         if len(names) < count:
-            raise FlashRNNError(f"{source} takes {count} tensors, the model has {len(names)} inputs: {names}")
+            listed = ", ".join(map(printable, names))
+            raise FlashRNNError(f"{source} takes {count} tensors, the model has {len(names)} inputs: {listed}")
         if device == "cuda" and not torch.cuda.is_available():
             raise FlashRNNError(f"--device cuda: PyTorch {torch.__version__} sees no GPU; leave out --factory")
         self.inputs = names[:count]
@@ -63,9 +65,14 @@ class EagerRunner:
             torch.set_num_threads(threads)
 
     def bind(self, feeds: Mapping[str, Array]) -> EagerBinding:
-        """Put the feeds on the device, once, for any number of calls; see ``backends.Bound``."""
+        """Put the feeds on the device, once, for any number of calls; see ``backends.Bound``.
+
+        Raises:
+            FlashRNNError: the module's forward does not take them.
+        """
         tensors = iter([self._tensor(name, feeds[name]) for name in self.inputs])
         args = pytree.tree_map(lambda leaf: next(tensors) if isinstance(leaf, torch.Tensor) else leaf, self._args)
+        call(self._module, args)  # timed calls are bare: this one tells in a line what the module does not take
         return EagerBinding(self._module, args, self._outputs, self._device)
 
     def _tensor(self, name: str, array: Array) -> torch.Tensor:

@@ -213,7 +213,8 @@ def _engines(
         ours = [value.name for value in free_inputs(model.graph)]
         if odd := [printable(name) for name in runner.inputs if name not in ours]:
             runner.close()
-            raise FlashRNNError(f"{original} has the input(s) {', '.join(odd)}, which {path} does not have: {ours}")
+            has = ", ".join(map(printable, ours)) or "(none)"
+            raise FlashRNNError(f"{original} has the input(s) {', '.join(odd)}, which {path} does not have: {has}")
         yield STOCK, runner
     if factory is not None:
         from flashrnn_deploy.exporters import EagerRunner

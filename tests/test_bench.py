@@ -221,6 +221,14 @@ def test_a_wrongly_declared_output_runs_again_and_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(bound.outputs()["out"], runner.infer(feeds)["out"])
 
 
+def test_a_factory_of_other_sizes_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FACTORY.replace("nn.LSTM(4", "nn.LSTM(9").replace("5, 4)", "5, 9)"))
+    (tmp_path / "m.py").write_text(FACTORY)
+    export_file(f"{tmp_path / 'm.py'}:make", tmp_path / "m.onnx")
+    text = refused(command(tmp_path / "m.onnx", "--factory", f"{tmp_path / 'mine.py'}:make"))
+    assert text.startswith("error: the module's forward raised RuntimeError: ")
+
+
 def test_what_cannot_be_timed(pair: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = pair
     assert "holds no FlashRNN op" in refused(command(old))
