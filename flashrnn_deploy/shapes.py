@@ -38,6 +38,11 @@ class Tensor:
     dtype: int
     shape: tuple[Dim, ...] | None
 
+    def __str__(self) -> str:
+        """``dtype[dims]`` for messages."""
+        dims = "?" if self.shape is None else ", ".join("?" if d is None else printable(str(d)) for d in self.shape)
+        return f"{dtype_name(self.dtype)}[{dims}]"
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -81,8 +86,7 @@ def value_tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 def describe(name: str, tensor: Tensor) -> str:
     """``name dtype[dims]`` for messages."""
-    dims = "?" if tensor.shape is None else ", ".join("?" if d is None else printable(str(d)) for d in tensor.shape)
-    return f"{printable(name)} {dtype_name(tensor.dtype)}[{dims}]"
+    return f"{printable(name)} {tensor}"
 
 
 def tensors_of(model: onnx.ModelProto) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ def state_pairs(model: onnx.ModelProto, options: Sequence[str] = ()) -> dict[str
         if given.dtype != back.dtype or not _may_agree(given.shape, back.shape):
             raise FlashRNNError(f"{label}: the input is {given}, the output {back}; they must agree")
     if twice := sorted({t for t in pairs.values() if list(pairs.values()).count(t) > 1}):
-        raise FlashRNNError(f"the output(s) {_names(twice)} continue more than one state input: {pairs}")
+        raise FlashRNNError(f"the output(s) {_names(twice)} continue more than one state input: {_listed(pairs)}")
     return pairs
 
 
@@ -77,6 +77,10 @@ def _may_agree(a: Sequence[Any] | None, b: Sequence[Any] | None) -> bool:
 
 def _names(names: Any) -> str:
     return ", ".join(map(printable, names)) or "(none)"
+
+
+def _listed(pairs: Mapping[str, str]) -> str:
+    return _names(f"{source}={target}" for source, target in pairs.items())
 
 
 def length_inputs(model: onnx.ModelProto, reordered: bool = False) -> dict[str, list[onnx.NodeProto]]:
@@ -205,7 +209,7 @@ def _check_states(model: onnx.ModelProto, tensors: Tensors, pairs: Mapping[str, 
         if not any(index in origin.get(pairs[name], none) for name in given):
             raise FlashRNNError(
                 f"--chunk: the {node_label(node)} starts from {_names(sorted(given))}, but no output paired with that "
-                f"continues it (the pairs are {dict(pairs)}): {_EXPOSE}"
+                f"continues it (the pairs are {_listed(pairs)}): {_EXPOSE}"
             )
 
 

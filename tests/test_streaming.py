@@ -123,7 +123,7 @@ def test_an_output_without_a_time_axis() -> None:
     [
         ({}, ("nope=state1",), "state pair nope=state1: the inputs are x, state0"),
         ({}, ("state0=nope",), "the outputs are out, state1"),
-        ({}, ("x=state1",), "they must agree"),
+        ({}, ("x=state1",), r"input is float32\[time, batch, 5\], the output float32\[1, 1, batch, 8\]; they must"),
         ({}, ("state0",), "state pair state0="),
         ({"extra": True}, ("other=state1",), "continue more than one"),
     ],
