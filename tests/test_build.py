@@ -269,6 +269,33 @@ def test_fields_are_those_of_the_kernels() -> None:
     assert tuple(re.split(r",\s*", comment.strip())) == kernel_table.FIELDS
 
 
+PRINT = """
+#include <cstdio>
+#include "build_info.h"
+int main() { std::puts("{" FLASHRNN_BUILD_INFO "}"); }
+"""
+
+
+def test_texts_of_a_build_stay_texts(tmp_path: Path) -> None:
+    """A GPU's name in a file from elsewhere is no code."""
+    text = 'a"b\\; c\\", INJECT, \\"$x @CMAKE_BUILD_TYPE@ ${CMAKE_BUILD_TYPE} [d;e] \u00e9 end\\'
+
+    def call(*command: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*map(str, command)], capture_output=True, text=True)
+
+    names = [f"-DFLASHRNN_TUNED={text}", '-DFLASHRNN_GPUS=h200;x"y\\z']
+    configure = ("cmake", "-S", build.plugin_sources(), "-B", tmp_path / "b", "-G", "Ninja")
+    assert call(*configure, *names).returncode == 0
+    (tmp_path / "m.cc").write_text(PRINT)
+    done = call("g++", "-std=c++17", "-Werror", f"-I{tmp_path / 'b'}", tmp_path / "m.cc", "-o", tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(call(tmp_path / "m").stdout)
+    assert (facts["tuned"], facts["gpus"], facts["version"]) == (text, ["h200", 'x"y\\z'], flashrnn_deploy.__version__)
+    done = call(*configure, "-DFLASHRNN_TUNED=a\tb")
+    assert done.returncode == 1
+    assert "a text for build_info.h has a control character" in done.stderr
+
+
 # What it computes -------------------------------------------------------------------------------------------------
 
 
