@@ -136,10 +136,13 @@ def predict(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> Soluti
 
 
 def check(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> dict[str, bool]:
-    """Whether each named constraint holds, and ``known_values``: whether each field has a value the problem offers."""
+    """Whether each named constraint holds, and ``known_values``: whether each field has a value the problem offers.
+
+    Where one has not, that is all: constraints have no meaning there, with a divisor of 0 for example.
+    """
     problem, values = Model(spec, batch, gpu).problem, config.values()
-    offered = zip(problem.variables, problem.domains, strict=True)
-    return {"known_values": all(values[v.name] in domain for v, domain in offered)} | problem.check(values)
+    known = all(values[v.name] in domain for v, domain in zip(problem.variables, problem.domains, strict=True))
+    return {"known_values": known} | (problem.check(values) if known else {})
 
 
 def constraints(spec: RNNSpec, batch: int, gpu: GPU) -> list[str]:
