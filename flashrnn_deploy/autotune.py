@@ -1,6 +1,6 @@
 """Timing the best few configurations of each layer on this machine's GPU: `build-plugins --autotune`.
 
-A program of ``plugins/timer`` holds the candidates (``kernel_timer``); what it says is kept by ``tuning``.
+A program of ``plugins/timer`` holds the candidates (``kernel_timer``); what it says is kept in a ``tuned_file``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashrnn_deploy import gpus, kernel_config, kernel_table, machine, tuning
+from flashrnn_deploy import gpus, kernel_config, kernel_table, machine, tuned_file, tuning
 from flashrnn_deploy.cmake import Builder, Progress
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig
 from flashrnn_deploy.kernel_table import Layer
 from flashrnn_deploy.kernel_timer import LIMIT_S, Job, Timer
-from flashrnn_deploy.tuning import Entry, title
+from flashrnn_deploy.tuned_file import Entry, title
 
 CANDIDATES = 5
 """Configurations to time for each layer and batch: those that the model likes best."""
@@ -94,7 +94,7 @@ def tune(
     made_by = str(builder.tools.nvcc_version), tuning.source_hash(sources)
     for entry in measure(work, gpu, timer, lines, *made_by, builder.progress):
         entries = tuning.merged(entries, [entry])
-        tuning.save(path, entries)
+        tuned_file.save(path, entries)
     return entries
 
 

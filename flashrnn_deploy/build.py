@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
-from flashrnn_deploy import __version__, gpus, kernel_table, shell, tuning
+from flashrnn_deploy import __version__, gpus, kernel_table, shell, tuned_file, tuning
 from flashrnn_deploy.autotune import gains, installed, tune
 from flashrnn_deploy.cmake import Builder, Progress
 from flashrnn_deploy.errors import FlashRNNError
@@ -102,9 +102,9 @@ def build_plugins(
             output / "build.log", log_file, progress, log,
         )  # fmt: skip
         if tuned is not None:  # for the next build
-            tuning.save(output / tuning.FILE, stored)
+            tuned_file.save(output / tuned_file.FILE, stored)
         if here:
-            stored = tune(layers, here, buckets, stored, builder, plugin_sources(), output / tuning.FILE)
+            stored = tune(layers, here, buckets, stored, builder, plugin_sources(), output / tuned_file.FILE)
         entries = tuning.usable(stored, devices, plugin_sources())
         choices = kernel_table.plan(layers, devices, buckets, tuning.measurements(entries))
         values = _values(devices, headers, tuning.about(choices, entries))

@@ -18,10 +18,11 @@ from flashrnn_deploy import kernel_table
 from flashrnn_deploy.cells import CELLS
 from flashrnn_deploy.compare import PAIR_TOLERANCE
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import printable
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig
 from flashrnn_deploy.op import DTYPES, RNNSpec
-from flashrnn_deploy.tuning import Timing
+from flashrnn_deploy.tuned_file import LONGEST_REASON, Timing
 
 STEPS = 1024
 LARGEST_WX_BYTES = 2**29
@@ -73,7 +74,7 @@ class Timer:
                 break
             # Without the kernel that was running the others get another chance. Where none was, none has one.
             guilty = [last] if last in left else list(left)
-            found |= {left[row]: Timing(left[row], None, fault) for row in guilty}
+            found |= {left[row]: _excluded(left[row], fault) for row in guilty}
             left = {row: config for row, config in left.items() if row not in guilty}
         return [found[config] for config in job.configs]
 
@@ -154,8 +155,13 @@ def _request(job: Job, rows: Sequence[int]) -> str:
 
 def _judged(config: KernelConfig, said: dict[str, str], job: Job) -> Timing:
     if "failed" in said:
-        return Timing(config, None, f"does not launch: {said['failed']}")
+        return _excluded(config, f"does not launch: {said['failed']}")
     error, allowed = float(said.get("error", "nan")), PAIR_TOLERANCE[job.spec.dtype]
     if not error <= allowed:
-        return Timing(config, None, f"wrong output: off by {error:.2g}, {allowed:g} is allowed")
+        return _excluded(config, f"wrong output: off by {error:.2g}, {allowed:g} is allowed")
     return Timing(config, round(float(said["us"]), 4))
+
+
+def _excluded(config: KernelConfig, reason: str) -> Timing:
+    """Without the time; what a program says is not to be trusted with a terminal or a file."""
+    return Timing(config, None, printable(reason)[:LONGEST_REASON])

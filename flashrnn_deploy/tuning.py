@@ -1,74 +1,21 @@
-"""What was measured of kernel configurations, kept in a JSON file beside a plugin library.
+"""What a build takes of the timings in files (``tuned_file``), also where there is no GPU.
 
-`build-plugins --autotune` writes the file, later builds read it, also where there is no GPU. An entry holds for one
-layer and batch, one kind of GPU and one state of the kernels' sources; what does not fit a build is told, never used,
-and stays in the file.
+An entry holds for one layer and batch, one kind of GPU and one state of the kernels' sources; what does not fit a build
+is told, never used, and stays in the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from flashrnn_deploy import gpus, kernel_config
-from flashrnn_deploy.errors import FlashRNNError
-from flashrnn_deploy.files import new_file
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig
 from flashrnn_deploy.kernel_table import Choice, Measured
-from flashrnn_deploy.modes import MODES
 from flashrnn_deploy.op import RNNSpec
-
-FILE = "libflashrnn.tuned.json"
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One configuration on the device: microseconds per step, or why it is excluded."""
-
-    config: KernelConfig
-    step_us: float | None
-    excluded: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The timings of one layer and batch, and what they were made with."""
-
-    product: str  # the GPU, as its driver names it
-    compute_capability: int
-    sms: int
-    driver: str
-    nvcc: str
-    source_hash: str  # of the kernels, ``source_hash``
-    date: str
-    spec: RNNSpec
-    batch: int
-    timings: tuple[Timing, ...]
-
-    @property
-    def key(self) -> tuple[str, str, RNNSpec, int]:
-        return self.product, self.source_hash, self.spec, self.batch
-
-    @property
-    def title(self) -> str:
-        return f"{title(self.spec)} B{self.batch}"
-
-    def times(self) -> dict[KernelConfig, float]:
-        """Microseconds per step; infinite where it is excluded."""
-        return {t.config: math.inf if t.step_us is None else t.step_us for t in self.timings}
-
-
-def title(spec: RNNSpec) -> str:
-    """A layer in few words."""
-    both = " both directions" if spec.num_directions == 2 else ""
-    return f"{spec.cell} {spec.num_heads}x{spec.head_dim} {spec.dtype}{both}"
+from flashrnn_deploy.tuned_file import FILE, Entry, load
 
 
 def source_hash(plugins: Path) -> str:
@@ -77,52 +24,6 @@ def source_hash(plugins: Path) -> str:
     files = sorted([*(kernels / "cuda").iterdir(), *kernels.glob("*.h"), *kernels.glob("*.cuh")])
     lines = (f"{f.relative_to(kernels).as_posix()} {hashlib.sha256(f.read_bytes()).hexdigest()}\n" for f in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def load(path: Path) -> list[Entry]:
-    """The entries of a file.
-
-    Raises:
-        FlashRNNError: it cannot be read, or is not what ``save`` writes.
-    """
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FlashRNNError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise FlashRNNError(f"{path} is not a file of build-plugins --autotune: {error}") from error
-    try:
-        if facts["format"] != _FORMAT:
-            raise FlashRNNError(f"{path} has format {facts['format']}, and this version reads {_FORMAT}: tune again")
-        return [_entry(values) for values in facts["entries"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FlashRNNError(f"{path} is damaged, or no file of build-plugins --autotune: {error!r}") from error
-
-
-def _entry(values: dict[str, Any]) -> Entry:
-    timings = [t | {"config": KernelConfig(**t["config"])} for t in values["timings"]]
-    entry = Entry(**(values | {"spec": RNNSpec(**values["spec"]), "timings": tuple(Timing(**t) for t in timings)}))
-    texts = (entry.product, entry.driver, entry.nvcc, entry.source_hash, entry.date, entry.spec.cell, entry.spec.dtype)
-    sizes = (entry.compute_capability, entry.sms, entry.batch, entry.spec.num_heads, entry.spec.head_dim)
-    if not all(type(text) is str for text in texts) or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
-        raise ValueError(f"{entry.title} has a value of another kind")
-    for timing in entry.timings:
-        kinds = {f.name: str if f.name == "mode" else int for f in fields(KernelConfig)}
-        right = all(type(getattr(timing.config, name)) is kind for name, kind in kinds.items())
-        if (
-            not right
-            or timing.config.mode not in MODES
-            or not (timing.step_us is None or (timing.step_us > 0 and math.isfinite(timing.step_us)))
-        ):
-            raise ValueError(f"{entry.title} has {timing}")
-    return entry
-
-
-def save(path: Path, entries: Iterable[Entry]) -> None:
-    """Write a file that ``load`` reads, whole or not at all."""
-    facts = {"format": _FORMAT, "entries": [asdict(entry) for entry in entries]}
-    with new_file(path) as file:
-        file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def merged(older: Iterable[Entry], newer: Iterable[Entry]) -> list[Entry]:
@@ -162,7 +63,7 @@ def gather(output: Path, given: Path | None, devices: Sequence[GPU], sources: Pa
     """All that ``output`` and the file ``given`` hold, and what to say of the entries that this build cannot use.
 
     Raises:
-        FlashRNNError: a file cannot be read, or is not what ``save`` writes.
+        FlashRNNError: a file cannot be read, or is not one of ``tuned_file.save``.
     """
     own, hash_ = output / FILE, source_hash(sources)
     entries: list[Entry] = []

@@ -16,7 +16,7 @@ import models
 import pytest
 from click.testing import CliRunner
 
-from flashrnn_deploy import autotune, build, gpus, kernel_config, kernel_table, tuning
+from flashrnn_deploy import autotune, build, gpus, kernel_config, kernel_table, tuned_file, tuning
 from flashrnn_deploy.cli import main
 from flashrnn_deploy.cmake import Builder
 from flashrnn_deploy.errors import FlashRNNError
@@ -247,7 +247,7 @@ def test_the_fastest_is_built_kept_and_used_again(stubs: Path, fake: Callable[..
     assert sum(note in line for line in lines) == 1
     table = kernel_table.HEADER + kernel_table.render(kernel_table.row(SPEC, HERE, second)) + "\n"
     assert (out / "build" / "kernel_configs.inc").read_text() == table
-    (entry,) = tuning.load(out / tuning.FILE)
+    (entry,) = tuned_file.load(out / tuned_file.FILE)
     assert (entry.product, entry.spec, entry.batch, entry.nvcc) == ("NVIDIA H200", SPEC, 16, "13.0")
     assert entry.source_hash == tuning.source_hash(build.plugin_sources())
     assert f"1 of 1 choices, on NVIDIA H200, {entry.date}" in (out / "build" / "build_info.h").read_text()
@@ -264,10 +264,10 @@ def test_the_fastest_is_built_kept_and_used_again(stubs: Path, fake: Callable[..
     assert (out / "build" / "kernel_configs.inc").read_text() == table
 
     other = tmp_path / "other"  # on a machine without the GPU
-    code, _, _ = run(model, "--gpu", "h200", "--batch", 16, "-o", other, "--tuned", out / tuning.FILE)
+    code, _, _ = run(model, "--gpu", "h200", "--batch", 16, "-o", other, "--tuned", out / tuned_file.FILE)
     assert code == 0
     assert (other / "build" / "kernel_configs.inc").read_text() == table
-    assert tuning.load(other / tuning.FILE) == [entry]
+    assert tuned_file.load(other / tuned_file.FILE) == [entry]
     code, _, _ = run(model, "--gpu", "h200", "--batch", 16, "-o", other)
     assert (other / "build" / "kernel_configs.inc").read_text() == table
 
@@ -278,7 +278,7 @@ def test_another_batch_is_timed_alone(stubs: Path, tmp_path: Path) -> None:
         given = [text for batch in batches for text in ("--batch", batch)]
         assert run(model, "--gpu", "local", "-o", out, "--autotune", *given)[0] == 0
     assert [r[3] for r in requests(out / "build" / "timer" / "x")] == ["1", "16"]
-    assert [e.batch for e in tuning.load(out / tuning.FILE)] == [1, 16]
+    assert [e.batch for e in tuned_file.load(out / tuned_file.FILE)] == [1, 16]
 
 
 def test_layers_that_share_a_kernel_are_timed_each_and_the_sum_decides(fake: Callable[..., Path]) -> None:
@@ -289,14 +289,14 @@ def test_layers_that_share_a_kernel_are_timed_each_and_the_sum_decides(fake: Cal
     assert work[0].configs == work[1].configs
     a, b = work[0].configs[:2]
 
-    def entries(*times: tuple[float, float]) -> list[tuning.Entry]:
+    def entries(*times: tuple[float, float]) -> list[tuned_file.Entry]:
         about = ("NVIDIA H200", 90, 132, "580", "13.0", "", "2026-11-30")
         return [
-            tuning.Entry(*about, job.spec, 16, (tuning.Timing(a, ours), tuning.Timing(b, theirs)))
+            tuned_file.Entry(*about, job.spec, 16, (tuned_file.Timing(a, ours), tuned_file.Timing(b, theirs)))
             for job, (ours, theirs) in zip(work, times, strict=False)
         ]
 
-    def chosen(known: list[tuning.Entry]) -> list[tuple[Any, float | None]]:
+    def chosen(known: list[tuned_file.Entry]) -> list[tuple[Any, float | None]]:
         choices = kernel_table.plan(both, [HERE], [16], tuning.measurements(known))
         return [(c.solution.config, c.measured_us) for c in choices]
 
@@ -320,13 +320,13 @@ def test_without_any_candidate_that_works_the_alternating_mode_is_built(
 # What no longer fits -----------------------------------------------------------------------------------------------
 
 
-def tuned_file(path: Path, **changes: Any) -> Path:
+def timings_file(path: Path, **changes: Any) -> Path:
     config, other = (s.config for s in kernel_config.candidates(SPEC, 16, HERE, 2))
-    entry = tuning.Entry(
+    entry = tuned_file.Entry(
         "NVIDIA H200", 90, 132, "580", "13.0", tuning.source_hash(build.plugin_sources()), "2026-11-30", SPEC, 16,
-        (tuning.Timing(config, 0.5), tuning.Timing(other, 0.4)),
+        (tuned_file.Timing(config, 0.5), tuned_file.Timing(other, 0.4)),
     )  # fmt: skip
-    tuning.save(path, [replace(entry, **changes)])
+    tuned_file.save(path, [replace(entry, **changes)])
     return path
 
 
@@ -344,8 +344,8 @@ def test_entries_that_do_not_fit_are_told_and_not_used(
 ) -> None:
     if changes.get("timings", 0) is None:  # a tile of two rows for a batch of one
         odd = replace(kernel_config.solve(SPEC, 16, HERE).config, batch_tile=2)
-        changes = changes | {"timings": (tuning.Timing(odd, 0.4),)}
-    model, file = save(SPEC, tmp_path / "m.onnx"), tuned_file(tmp_path / "tuned.json", **changes)
+        changes = changes | {"timings": (tuned_file.Timing(odd, 0.4),)}
+    model, file = save(SPEC, tmp_path / "m.onnx"), timings_file(tmp_path / "tuned.json", **changes)
     code, _, lines = run(model, "--gpu", gpu, "--batch", 16, "-o", tmp_path / "out", "--tuned", file)
     assert code == 0
     (line,) = [line for line in lines if str(file) in line]
@@ -353,17 +353,19 @@ def test_entries_that_do_not_fit_are_told_and_not_used(
     assert said in line
     report = json.loads((tmp_path / "out" / "libflashrnn.json").read_text())
     assert (report["kernels"][0]["measured_step_us"], report["tuned"]) == (None, [])
-    assert tuning.load(tmp_path / "out" / tuning.FILE) == tuning.load(file), "it stays for the build that can use it"
+    assert tuned_file.load(tmp_path / "out" / tuned_file.FILE) == tuned_file.load(file), (
+        "it stays for the build that can use it"
+    )
 
 
 def test_what_other_sources_were_timed_with_stays_beside_what_is_timed_anew(stubs: Path, tmp_path: Path) -> None:
     model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
     out.mkdir()
-    (older,) = tuning.load(tuned_file(out / tuning.FILE, source_hash="0" * 64))
+    (older,) = tuned_file.load(timings_file(out / tuned_file.FILE, source_hash="0" * 64))
     code, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--autotune")
     assert code == 0
     assert sum("not used: the kernels' sources have changed since" in line for line in lines) == 1
-    kept, new = tuning.load(out / tuning.FILE)
+    kept, new = tuned_file.load(out / tuned_file.FILE)
     assert kept == older
     assert (new.key[2:], new.source_hash) == (older.key[2:], tuning.source_hash(build.plugin_sources()))
     report = json.loads((out / "libflashrnn.json").read_text())
@@ -373,15 +375,15 @@ def test_what_other_sources_were_timed_with_stays_beside_what_is_timed_anew(stub
 def test_timings_that_a_given_file_replaces_are_told(stubs: Path, tmp_path: Path) -> None:
     model, out = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out"
     out.mkdir()
-    tuned_file(out / tuning.FILE)
-    file = tuned_file(tmp_path / "tuned.json", driver="590")
+    timings_file(out / tuned_file.FILE)
+    file = timings_file(tmp_path / "tuned.json", driver="590")
     code, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--tuned", file)
     assert code == 0
     assert (
-        f"{out / tuning.FILE}: 1 tuned layer (lstm 1x256 bfloat16 B16) replaced by what {file} has of the same"
+        f"{out / tuned_file.FILE}: 1 tuned layer (lstm 1x256 bfloat16 B16) replaced by what {file} has of the same"
         in "".join(lines)
     )
-    assert tuning.load(out / tuning.FILE) == tuning.load(file)
+    assert tuned_file.load(out / tuned_file.FILE) == tuned_file.load(file)
     _, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", out, "--tuned", file)
     assert not [line for line in lines if "replaced" in line]
 
@@ -407,12 +409,39 @@ def test_files_that_are_no_timings(stubs: Path, tmp_path: Path, text: str, messa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("step_us", [-1.0, 0, float("inf"), "0.2"])
-def test_a_time_that_is_none_is_refused(tmp_path: Path, step_us: Any) -> None:
-    config = kernel_config.solve(SPEC, 16, HERE).config
-    file = tuned_file(tmp_path / "t.json", timings=(tuning.Timing(config, step_us),))
-    with pytest.raises(FlashRNNError, match="is damaged, or no file of build-plugins --autotune"):
-        tuning.load(file)
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("row_warps", -1, "entries[0].timings[0].config.row_warps is -1, not a whole number from 0 to 2147483647"),
+        ("row_warps", 0, None),
+        ("units_per_block", 0, None),
+        ("k_warps", 2**31 - 1, None),
+        ("batch_tile", 3, None),
+    ],
+)
+def test_numbers_that_no_kernel_has_do_not_reach_the_solver(
+    stubs: Path, tmp_path: Path, field: str, value: int, message: str | None
+) -> None:
+    """Some of them divide by 0 there."""
+    odd = replace(kernel_config.solve(SPEC, 16, HERE).config, **{field: value})
+    file = timings_file(tmp_path / "t.json", timings=(tuned_file.Timing(odd, 0.4),))
+    model = save(SPEC, tmp_path / "m.onnx")
+    code, _, lines = run(model, "--gpu", "h200", "--batch", 16, "-o", tmp_path / "out", "--tuned", file)
+    if message:
+        assert (code, len(lines)) == (1, 1)
+        assert message in lines[0]
+        assert not (tmp_path / "out").exists()
+    else:
+        assert code == 0
+        assert sum("not used: the solver no longer offers their configurations" in line for line in lines) == 1
+
+
+def test_what_a_program_says_is_kept_in_printable_text(fake: Callable[..., Path]) -> None:
+    program = fake(row0="crash")
+    program.write_text(program.read_text().replace("an illegal memory access", "\\x1b[2J" + "x" * 1000))
+    (said,) = timed(program, job_of(count=1))
+    assert said.startswith("ends the timing program: \\x1b[2Jxxx")
+    assert len(said) == tuned_file.LONGEST_REASON
 
 
 def test_a_batch_that_a_build_for_the_cpu_has_no_use_for_is_told(stubs: Path, tmp_path: Path) -> None:
@@ -488,7 +517,7 @@ def test_names_of_products(name: str, product: str, size: tuple[int, int], same:
     ],
 )
 def test_an_edited_file_is_one_line(stubs: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    file = tuned_file(tmp_path / "t.json")
+    file = timings_file(tmp_path / "t.json")
     facts = json.loads(file.read_text())
     [entry] = facts["entries"]
     parts = {"spec": entry["spec"], "timing": entry["timings"][0], "config": entry["timings"][0]["config"]}
