@@ -85,16 +85,21 @@ def tune(
     sources: Path,
     path: Path,
 ) -> list[Entry]:
-    """The ``entries``, and those of what was not timed before: each is in the file ``path`` as soon as it is known."""
+    """The ``entries``, and those of what was not timed before.
+
+    Each new one is in the file ``path`` as soon as it is known, beside what was there: a build that fails later costs
+    no timing. ``entries`` of other files are not: they have to prove themselves in a build.
+    """
     work = jobs(layers, gpu, batches, tuning.usable(entries, [gpu], sources))
     if not work:
         return entries
     lines = table(work, gpu)
     timer = build_timer(builder, sources, builder.temporary.parent / "timer", lines, gpu)
+    kept = tuned_file.load(path) if path.is_file() else []
     made_by = str(builder.tools.nvcc_version), tuning.source_hash(sources)
     for entry in measure(work, gpu, timer, lines, *made_by, builder.progress):
-        entries = tuning.merged(entries, [entry])
-        tuned_file.save(path, entries)
+        entries, kept = tuning.merged(entries, [entry]), tuning.merged(kept, [entry])
+        tuned_file.save(path, kept)
     return entries
 
 

@@ -31,6 +31,7 @@ from flashrnn_deploy.kernel_table import Choice, Layer
 from flashrnn_deploy.shapes import flashrnn_nodes, is_standard_rnn, node_label, tensors_of
 from flashrnn_deploy.tensorrt_headers import CURE, Headers, read_headers
 from flashrnn_deploy.toolchain import Tools, find_tools
+from flashrnn_deploy.tuned_file import Entry
 
 LIBRARY = "libflashrnn.so"
 TENSORRT_8_LIBRARY = "libflashrnn_trt8.so"
@@ -101,8 +102,6 @@ def build_plugins(
             tools, toolchain, jobs or len(os.sched_getaffinity(0)), allow_warnings, folder / "tmp",
             output / "build.log", log_file, progress, log,
         )  # fmt: skip
-        if tuned is not None:  # for the next build
-            tuned_file.save(output / tuned_file.FILE, stored)
         if here:
             stored = tune(layers, here, buckets, stored, builder, plugin_sources(), output / tuned_file.FILE)
         entries = tuning.usable(stored, devices, plugin_sources())
@@ -113,7 +112,7 @@ def build_plugins(
         builder.build(plugin_sources(), folder, values)
         report = _report(layers, devices, headers, choices, tools, folder)
         report["tuned"] = gains(layers, devices, buckets, entries)
-        _publish([folder / name for name in report["libraries"]], output, report)
+        _publish([folder / name for name in report["libraries"]], output, report, stored if tuned else None)
     return report | {"notes": [*notes, *bfloat16, *_older(output, report["libraries"])]}
 
 
@@ -282,9 +281,14 @@ def _report(
     }
 
 
-def _publish(libraries: Sequence[Path], output: Path, report: dict[str, Any]) -> None:
-    """Libraries and report into ``output``, by renaming; what is the same already keeps its time."""
+def _publish(libraries: Sequence[Path], output: Path, report: dict[str, Any], timings: Sequence[Entry] | None) -> None:
+    """Libraries, report and ``timings``, for the next build, into ``output`` by renaming.
+
+    What is the same already keeps its time.
+    """
     with new_files(output) as scratch:
+        if timings is not None:
+            tuned_file.save(scratch / tuned_file.FILE, timings)
         (scratch / "libflashrnn.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         for library in libraries:
             if not library.is_file():

@@ -436,6 +436,30 @@ def test_numbers_that_no_kernel_has_do_not_reach_the_solver(
         assert sum("not used: the solver no longer offers their configurations" in line for line in lines) == 1
 
 
+def test_a_given_file_is_kept_by_a_build_that_succeeds_alone(
+    stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a failed build was given does not get into the next one. What it timed itself does."""
+    model, out, compiled = save(SPEC, tmp_path / "m.onnx"), tmp_path / "out", Builder.build
+    file = timings_file(tmp_path / "t.json", source_hash="0" * 64)
+    options = (model, "--gpu", "h200", "--batch", 16, "-o", out, "--tuned", file)
+
+    def fails(self: Builder, source: Path, folder: Path, values: dict[str, str]) -> None:
+        if source.name != "timer":
+            raise FlashRNNError("the build fails")
+        compiled(self, source, folder, values)
+
+    monkeypatch.setattr(Builder, "build", fails)
+    assert run(*options)[0] == 1
+    assert not (out / tuned_file.FILE).exists()
+    assert run(*options, "--autotune")[0] == 1
+    (timed,) = tuned_file.load(out / tuned_file.FILE)
+    assert timed.source_hash == tuning.source_hash(build.plugin_sources())
+    monkeypatch.setattr(Builder, "build", compiled)
+    assert run(*options)[0] == 0
+    assert tuned_file.load(out / tuned_file.FILE) == [timed, *tuned_file.load(file)]
+
+
 def test_what_a_program_says_is_kept_in_printable_text(fake: Callable[..., Path]) -> None:
     program = fake(row0="crash")
     program.write_text(program.read_text().replace("an illegal memory access", "\\x1b[2J" + "x" * 1000))
