@@ -476,6 +476,21 @@ def test_a_batch_that_a_build_for_the_cpu_has_no_use_for_is_told(stubs: Path, tm
     assert not any(note in line for line in run(model, "--gpu", "h200", "--batch", 4, "-o", tmp_path / "out")[2])
 
 
+def test_the_table_has_the_batches_of_a_kernel_and_the_one_it_was_chosen_for(stubs: Path, tmp_path: Path) -> None:
+    model = save(SPEC, tmp_path / "m.onnx")
+
+    def batches(*given: int) -> list[tuple[str, str]]:
+        options = [text for batch in given for text in ("--batch", batch)]
+        code, text, _ = run(model, "--gpu", "h200", *options, "-o", tmp_path / "out")
+        assert code == 0
+        assert re.search(r"gpu +batches +chosen for +kernel", text)
+        return re.findall(r"^.* h200 +(\S+) +(\S+) +\w+ +[\d.]+", text, re.MULTILINE)
+
+    assert batches(1, 16) == [("1", "1"), ("2+", "16")]
+    assert batches() == [("1", "1"), ("2-4", "4"), ("5-16", "16"), ("17+", "64")]
+    assert batches(8) == [("1+", "8")]
+
+
 # Refusals ----------------------------------------------------------------------------------------------------------
 
 

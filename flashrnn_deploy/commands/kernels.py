@@ -73,10 +73,10 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
         print_json(report)
         return
     several = len(report["models"]) > 1
-    columns = ["node", "gpu", "batch", "kernel", "predicted us per step", "estimate", "measured"]
+    columns = ["node", "gpu", "batches", "chosen for", "kernel", "predicted us per step", "estimate", "measured"]
     rows = [
-        [k["node"], k["gpu"], f"{k['min_batch']}+", k["mode"], k["predicted_step_us"], _mark(k["estimate"]),
-         k["measured_step_us"]]
+        [k["node"], k["gpu"], _batches(k), k["predicted_for_batch"], k["mode"], k["predicted_step_us"],
+         _mark(k["estimate"]), k["measured_step_us"]]
         for k in report["kernels"]
     ]  # fmt: skip
     if rows:
@@ -108,6 +108,16 @@ def _by_model(
     if not several:
         return columns, rows
     return ["model", *columns], [[fact["model"], *row] for fact, row in zip(facts, rows, strict=True)]
+
+
+def _batches(kernel: dict[str, Any]) -> str:
+    """Those that a kernel serves: "1", "2-16", "17+"."""
+    from flashrnn_deploy.kernel_table import LARGEST_BATCH
+
+    first, last = kernel["min_batch"], kernel["max_batch"]
+    if first == last:
+        return str(first)
+    return f"{first}+" if last == LARGEST_BATCH else f"{first}-{last}"
 
 
 def _gain(timed: dict[str, Any]) -> str:
