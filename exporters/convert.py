@@ -25,10 +25,12 @@ from flashrnn_deploy.exporters.onnx_opset import DEFAULT_OPSET, compare, raise_o
 from flashrnn_deploy.exporters.onnx_rewrite import Row, Shared, rewrite_scope
 from flashrnn_deploy.exporters.onnx_scope import check_names, make_scopes
 from flashrnn_deploy.exporters.onnx_shapes import correct_shapes
+from flashrnn_deploy.exporters.own_states import own_pairs
 from flashrnn_deploy.exporters.states import (
     AXES_KEY,
     STATES_KEY,
     expose_states,
+    given_states,
     kept_states,
     write_axes,
     write_metadata,
@@ -82,8 +84,9 @@ def convert_file(
             _copy(source, draft)
         for file in sorted(folder.iterdir(), reverse=True):  # the data file first: a model never lacks its weights
             os.replace(file, output.with_name(file.name))
+    given = facts.pop("states_given", {})
     if expose_states and not facts["states"] and not facts["states_kept"]:
-        facts["notes"].append("no state to expose: no FlashRNN node starts from zeros of its own")
+        facts["notes"].append(_nothing_to_expose(given))
     counts = {action: sum(row.action == action for row in rows) for action in ("rewritten", "left")}
     if copied:
         nothing = "no LSTM, GRU or RNN node" if not rows else "nothing was rewritten"
@@ -186,6 +189,7 @@ def _convert(
         raised.opset_import.add(domain="", version=target)
     shared = Shared(taken=all_names(raised) | {node.name for node in raised.graph.node})
     scopes = make_scopes(raised, weights)
+    pairs = own_pairs(scopes[0])
     # Inner graphs first: rewriting one copies its nodes, and with them the graphs inside.
     done = [rewrite_scope(scope, shared) for scope in reversed(scopes)]
     rows = [row for of_scope in reversed(done) for row in of_scope]
@@ -197,18 +201,31 @@ def _convert(
     facts: dict[str, Any] = {}
     if expose:
         facts = {"states": expose_states(raised), "states_kept": kept_states(raised)}
+        facts["states_given"] = given_states(raised)
     if not shared.changed and not facts.get("states"):
         return None, rows, facts
     if _any_rewritten(rows):
         notes.append(SLOW_WITHOUT_LIBRARY)
-    if shared.states:
-        write_metadata(raised, STATES_KEY, shared.states | json_metadata(raised, STATES_KEY))
-        facts["states"] = shared.states | facts.get("states", {})
+    if pairs and _any_rewritten(rows):
+        write_metadata(raised, STATES_KEY, pairs | json_metadata(raised, STATES_KEY))
+        facts["states"] = pairs | facts.get("states", {})
     if _any_rewritten(rows) or facts.get("states"):
         kept_axes = json_metadata(raised, AXES_KEY)
         write_metadata(raised, AXES_KEY, write_axes(raised) | kept_axes)
         notes += correct_shapes(raised)
     return raised, rows, facts | {"opset": target, "notes": notes + _notes(shared)}
+
+
+def _nothing_to_expose(given: dict[str, str | None]) -> str:
+    """Why ``expose_states`` had nothing to do: states that are inputs already, as ``given_states`` lists them."""
+    if not given:
+        return "no state to expose: no FlashRNN node starts from zeros of its own"
+    known = [f"{source}={target}" for source, target in given.items() if target]
+    unknown = [source for source, target in given.items() if not target]
+    text = f"no state to expose: FlashRNN nodes start from the input(s) {', '.join(known + unknown)} already"
+    if unknown:
+        text += f"; to run in chunks, name the output that continues each: --state {unknown[0]}=OUT"
+    return text
 
 
 def _notes(shared: Shared) -> list[str]:

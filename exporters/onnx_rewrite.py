@@ -46,8 +46,6 @@ class Shared:
     """Nodes whose stored weights or states hold NaN or infinity."""
     clipped: list[str] = field(default_factory=list)
     """LSTM nodes with a clip, which bounds c before its tanh."""
-    states: dict[str, str] = field(default_factory=dict)
-    """Graph inputs that are a node's initial state, with the graph outputs that are its final one."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,6 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
     build.nodes.append(make_node(spec, inputs, [y, final], name=name))
     _write_infos(scope, spec, type_of(scope, x_name)[1], y, final)
     _restore_outputs(build, spec, node, y, final, used)
-    shared.states |= _own_pairs(node, scope)
     if spec.clip and node.op_type == "LSTM":
         shared.clipped.append(name)
     if isinstance(lens, str) and any(s is not None and _may_differ_from_zero(s) for s in (h, c)):
@@ -145,21 +142,6 @@ def _replacement(node: NodeProto, scope: Scope, shared: Shared, used: set[str]) 
     if any(isinstance(o, Constant) and not np.isfinite(o.array.astype(np.float32)).all() for o in (w, r, b, h, c)):
         shared.not_finite.append(name)
     return build.nodes
-
-
-def _own_pairs(node: NodeProto, scope: Scope) -> dict[str, str]:
-    """The states that a node of the main graph takes from graph inputs and gives to graph outputs, as they are."""
-    if scope.parent is not None:
-        return {}
-    initialized = {tensor.name for tensor in scope.graph.initializer}
-    inputs = {value.name for value in scope.graph.input} - initialized
-    outputs = {value.name for value in scope.graph.output}
-    pairs = ((5, 1), (6, 2)) if node.op_type == "LSTM" else ((5, 1),)
-    return {
-        node.input[i]: node.output[o]
-        for i, o in pairs
-        if i < len(node.input) and o < len(node.output) and node.input[i] in inputs and node.output[o] in outputs
-    }
 
 
 def _may_differ_from_zero(operand: Operand) -> bool:

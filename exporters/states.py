@@ -120,6 +120,23 @@ def kept_states(model: onnx.ModelProto) -> dict[str, str]:
     return kept
 
 
+def given_states(model: onnx.ModelProto) -> dict[str, str | None]:
+    """Graph inputs that are, whole or in part, states of ``flashrnn`` nodes of the main graph, with the output that is
+    known to continue each."""
+    graph, pairs = model.graph, read_metadata(model, STATES_KEY)
+    producers, pending = producers_of(graph), [node.input[4] for node in graph.node if is_flashrnn(node)]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name and name not in seen:
+            seen.add(name)
+            node = producers.get(name)
+            if node is not None and node.op_type in _MOVES:
+                places = _MOVES[node.op_type]
+                pending += [n for k, n in enumerate(node.input) if places is None or k in places]
+    return {value.name: pairs.get(value.name) for value in free_inputs(graph) if value.name in seen}
+
+
 def write_axes(model: onnx.ModelProto) -> dict[str, dict[str, int | None]]:
     """Find the time and batch axis of every graph input and output, and write them to ``metadata_props``.
 
