@@ -17,7 +17,7 @@ from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_model import Model
 from flashrnn_deploy.modes import MODES
 from flashrnn_deploy.op import RNNSpec
-from flashrnn_deploy.solver import Problem, Result, minimize
+from flashrnn_deploy.solver import Result, minimize
 
 
 @dataclass(frozen=True)
@@ -138,21 +138,11 @@ def predict(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> Soluti
 def check(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> dict[str, bool]:
     """Whether each named constraint holds, and ``known_values``: whether each field has a value the problem offers.
 
-    Raises:
-        ValueError: a value that is not offered, such as 0 warps, leaves a constraint without a meaning.
+    Where one has not, that is all: constraints have no meaning there, with a divisor of 0 for example.
     """
     problem, values = Model(spec, batch, gpu).problem, config.values()
-    return {"known_values": _known_values(problem, values)} | problem.check(values)
-
-
-def offers(spec: RNNSpec, batch: int, gpu: GPU, config: KernelConfig) -> bool:
-    """Whether a configuration, of any values, is one that ``solve`` and ``candidates`` choose from."""
-    problem, values = Model(spec, batch, gpu).problem, config.values()
-    return _known_values(problem, values) and all(problem.check(values).values())
-
-
-def _known_values(problem: Problem, values: dict[str, int]) -> bool:
-    return all(values[v.name] in domain for v, domain in zip(problem.variables, problem.domains, strict=True))
+    known = all(values[v.name] in domain for v, domain in zip(problem.variables, problem.domains, strict=True))
+    return {"known_values": known} | (problem.check(values) if known else {})
 
 
 def constraints(spec: RNNSpec, batch: int, gpu: GPU) -> list[str]:

@@ -98,9 +98,13 @@ def _reason(entry: Entry, devices: Sequence[GPU], sources: str) -> str:
         return f"this build is not for {entry.product}"
     if entry.source_hash != sources:
         return "the kernels' sources have changed since"
-    if not all(kernel_config.offers(entry.spec, entry.batch, device, timing.config) for timing in entry.timings):
+    if not all(_offered(entry, device, timing.config) for timing in entry.timings):
         return "the solver no longer offers their configurations"
     return ""
+
+
+def _offered(entry: Entry, gpu: GPU, config: KernelConfig) -> bool:
+    return all(kernel_config.check(entry.spec, entry.batch, gpu, config).values())
 
 
 def _listed(entries: Sequence[Entry], most: int = 3) -> str:
