@@ -84,7 +84,8 @@ def build_plugins(
     if jobs is not None and jobs < 1:
         raise FlashRNNError(f"--jobs must be at least 1, not {jobs}")
     layers = read_layers(models)
-    devices = [gpus.get(name) for name in dict.fromkeys(gpu_names) if name != "cpu"]
+    others = "local for the installed one, or cpu for none"
+    devices = [gpus.get(name, others) for name in dict.fromkeys(gpu_names) if name != "cpu"]
     if not gpu_names:
         raise FlashRNNError(f"name what to build for: --gpu cpu, or --gpu with one of {', '.join(gpus.GPUS)}")
     headers = _headers(tensorrt_include, tensorrt, devices)

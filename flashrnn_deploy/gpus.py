@@ -143,8 +143,8 @@ GPUS = {
 # fmt: on
 
 
-def get(name: str) -> GPU:
-    """A GPU by name; ``local`` reads device 0 through the driver.
+def get(name: str, others: str = "local for the installed one") -> GPU:
+    """A GPU by name; ``local`` reads device 0 through the driver. ``others`` is what a message adds to the names.
 
     Raises:
         FlashRNNError: the name is not in the table, or ``local`` finds no driver or no device.
@@ -152,7 +152,7 @@ def get(name: str) -> GPU:
     if name == "local":
         return read_device(_load_driver())
     if name not in GPUS:
-        raise FlashRNNError(f"unknown GPU {name!r}; the names are {', '.join(GPUS)}, or local for the installed one")
+        raise FlashRNNError(f"unknown GPU {name!r}; the names are {', '.join(GPUS)}, or {others}")
     return GPUS[name]
 
 

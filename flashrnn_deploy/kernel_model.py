@@ -39,7 +39,7 @@ from flashrnn_deploy.expressions import (
 )
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.modes import ALTERNATING, CLUSTER, CLUSTER_EXCHANGE_NS, GRID, LOCAL
-from flashrnn_deploy.op import RNNSpec
+from flashrnn_deploy.op import LARGEST_SIZE, RNNSpec
 from flashrnn_deploy.solver import Problem
 
 
@@ -83,8 +83,8 @@ class Model:
     """
 
     def __init__(self, spec: RNNSpec, batch: int, gpu: GPU) -> None:
-        if batch < 1:
-            raise FlashRNNError(f"batch must be at least 1, not {batch}")
+        if not 1 <= batch <= LARGEST_SIZE:
+            raise FlashRNNError(f"batch must be at least 1 and at most {LARGEST_SIZE}, not {batch}")
         self.spec, self.batch, self.gpu, self.tiling = spec, batch, gpu, TILINGS[spec.cell]
         self.fma = spec.dtype == "float32"
         self.problem = Problem()

@@ -23,6 +23,7 @@ OPSET_VERSION = 1
 INPUTS = ("wx", "r", "b", "sequence_lens", "initial_states")
 OUTPUTS = ("y", "final_states")
 FULL_LENGTH = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
 """The value of a constant ``sequence_lens`` of shape [1] that means "every row is full": lengths are clamped to T."""
 
 DTYPES = {
@@ -76,6 +77,8 @@ class RNNSpec:
         need(self.dtype in DTYPES, f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
         need(self.num_heads >= 1, f"num_heads must be at least 1, not {self.num_heads}")
         need(self.head_dim >= 1, f"head_dim must be at least 1, not {self.head_dim}")
+        for name in ("num_heads", "head_dim", "hidden_size"):
+            need(getattr(self, name) <= LARGEST_SIZE, f"{name} must be at most {LARGEST_SIZE}")
         need(self.num_directions in (1, 2), f"1 or 2 directions, not {self.num_directions}")
         for name in ("layout", "reverse", "relu"):
             need(getattr(self, name) in (0, 1), f"{name} must be 0 or 1, not {getattr(self, name)}")

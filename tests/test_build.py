@@ -148,6 +148,8 @@ def test_models_that_need_no_library(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--gpu", "h300"], "unknown GPU 'h300'"),
+        (["--gpu", "CPUs"], "thor, or local for the installed one, or cpu for none"),
+        (["--gpu", "CPU", "--batch", "0"], "--batch must be from 1"),
         (["--gpu", "cpu", "--tensorrt-include", "."], "--tensorrt-include needs --gpu with a GPU"),
         (["--gpu", "h200", "--tensorrt-include", "docs"], "there are no TensorRT headers in it"),
         (["--gpu", "h200", "--tensorrt", "8"], "--tensorrt 8 needs --tensorrt-include DIR"),

@@ -193,6 +193,9 @@ def test_solve_tells_what_the_alternating_mode_has_and_no_more() -> None:
         (["--gpu", "abacus"], "abacus"),
         (["--dtype", "int8"], "dtype int8"),
         (["--batch", "0"], "batch"),
+        (["--batch", "1000000000000"], "batch must be at least 1 and at most 2147483647"),
+        (["--head-dim", "2147483648"], "head_dim must be at most 2147483647"),
+        (["--head-dim", "65536", "--heads", "65536"], "hidden_size must be at most 2147483647"),
         (["--gpu", "cpu", "--batch", "4"], "the CPU has one kernel for any layer and batch"),
     ],
 )
@@ -202,6 +205,25 @@ def test_solve_refuses(changes: list[str], message: str) -> None:
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 20, "\N{ARABIC-INDIC DIGIT SIX}", "6_4", " 64", "6.4"])
+@pytest.mark.parametrize("command", ["solve --head-dim", "build-plugins --jobs", "run --chunk", "convert --opset"])
+def test_numbers_are_of_ascii_digits(command: str, number: str) -> None:
+    result = CliRunner().invoke(main, [*command.split(), number])
+    assert result.exit_code == 2
+    assert f"'{number}' is no whole number of up to 18 digits" in result.stderr
+
+
+def test_solve_takes_names_in_any_case() -> None:
+    """And a table in a pipe ends its lines where their text does."""
+    lower, upper = (
+        CliRunner().invoke(main, ["solve", "--cell", cell, "--head-dim", "64", "--gpu", gpu]).stdout
+        for cell, gpu in (("lstm", "h200"), ("LSTM", "H200"))
+    )
+    assert lower == upper
+    assert "predicted_step_us" in lower
+    assert all(line == line.rstrip() for line in lower.splitlines())
 
 
 def test_a_report_replaces_no_other_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flashrnn_deploy.commands.terminal import PATH, note, print_json, table
+from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, table
 
 
 @click.command()
@@ -18,11 +18,11 @@ from flashrnn_deploy.commands.terminal import PATH, note, print_json, table
 @click.option("--plugins", multiple=True, type=PATH, metavar="LIB", help="FlashRNN plugin library to load.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="One input; the others are random.")
-@click.option("--steps", type=click.IntRange(min=1), default=100, show_default=True, help="Size of the time axis.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Size of the batch axis.")
+@click.option("--steps", type=Whole(min=1), default=100, show_default=True, help="Size of the time axis.")
+@click.option("--batch", type=Whole(min=1), default=1, show_default=True, help="Size of the batch axis.")
 @click.option("--size", "sizes", multiple=True, metavar="DIM=SIZE", help="Size of another named dimension; repeat it.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of each engine; its own choice by default.")
-@click.option("--repeat", type=click.IntRange(min=1), default=31, show_default=True, help="Timed calls of each engine.")
+@click.option("--threads", type=Whole(1, 1024), help="CPU threads of each engine; its own choice by default.")
+@click.option("--repeat", type=Whole(min=1), default=31, show_default=True, help="Timed calls of each engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report alone on stdout, as JSON.")
 def bench(model: Path, threads: int | None, as_json: bool, **options: Any) -> None:
     """Time a model on the engines at hand, side by side, after a check of their outputs.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, table
+from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, progress, table
 
 
 @click.command("build-engine")
@@ -21,7 +21,7 @@ from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, 
     help="Shapes of an input (x=1x1x64:100x4x64:512x16x64) or sizes of an axis (time=1:100:512).",
 )
 @click.option("--gpu", metavar="NAME", help="GPU to build for; this machine's by default.")
-@click.option("--workspace", type=int, metavar="MIB", help="Memory that TensorRT may use for one layer.")
+@click.option("--workspace", type=Whole(), metavar="MIB", help="Memory that TensorRT may use for one layer.")
 @click.option(
     "--timing-cache", type=PATH, metavar="FILE", help="Kernel times to read, where there are some, and write."
 )

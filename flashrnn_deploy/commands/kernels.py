@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from flashrnn_deploy.commands.terminal import PATH, note, print_json, progress, table
+from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, progress, table
 
 
 @click.command()
 @click.option("--cell", required=True, help="lstm, gru, elman or slstm.")
-@click.option("--heads", "num_heads", type=int, default=1, show_default=True)
-@click.option("--head-dim", type=int, required=True)
-@click.option("--directions", "num_directions", type=int, default=1, show_default=True)
-@click.option("--batch", type=int, default=1, show_default=True)
+@click.option("--heads", "num_heads", type=Whole(), default=1, show_default=True)
+@click.option("--head-dim", type=Whole(), required=True)
+@click.option("--directions", "num_directions", type=Whole(), default=1, show_default=True)
+@click.option("--batch", type=Whole(), default=1, show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--gpu", required=True, help="Name of a GPU, for example h200.")
 @click.option("--explain", is_flag=True, help="List how many candidates each constraint removed.")
@@ -26,6 +26,7 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
     from flashrnn_deploy.errors import FlashRNNError
     from flashrnn_deploy.op import RNNSpec
 
+    gpu, spec["cell"] = gpu.lower(), spec["cell"].lower()
     if gpu == "cpu":
         raise FlashRNNError(
             "solve chooses kernels for GPUs; the CPU has one kernel for any layer and batch: name a GPU"
@@ -44,14 +45,14 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
 @click.argument("models", nargs=-1, required=True, type=PATH, metavar="MODEL...")
 @click.option("--gpu", "gpu_names", multiple=True, required=True, metavar="cpu|GPU", help="Repeat it; local: this one.")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory for libflashrnn.so and the build.")
-@click.option("--batch", "batches", multiple=True, type=int, help="Batch to choose kernels for (1, 4, 16 and 64).")
+@click.option("--batch", "batches", multiple=True, type=Whole(), help="Batch to choose kernels for (1, 4, 16 and 64).")
 @click.option("--nvcc", type=PATH, help="CUDA compiler, 11.4 or newer; that on PATH by default.")
 @click.option("--toolchain", type=PATH, help="CMake toolchain file, to build for another host architecture.")
 @click.option("--tensorrt-include", type=PATH, help="Folder of TensorRT's headers, to build its plugin too.")
 @click.option("--tensorrt", type=click.Choice(["8", "10"]), help="What these headers are of: 8.5 or 8.6, or newer.")
 @click.option("--autotune", is_flag=True, help="Time the best few kernels on this machine's GPU, keep the fastest.")
 @click.option("--tuned", type=PATH, help="Take the timings that --autotune wrote elsewhere, libflashrnn.tuned.json.")
-@click.option("--jobs", type=int, help="Compilers at once; one per processor by default.")
+@click.option("--jobs", type=Whole(), help="Compilers at once; one per processor by default.")
 @click.option("--allow-warnings", is_flag=True, help="Do not stop at a compiler's warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the output of CMake and the compilers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report alone on stdout, as JSON.")
@@ -63,6 +64,7 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
     from flashrnn_deploy import build
 
     with progress(verbose) as (show, log):
+        options["gpu_names"] = [name.lower() for name in options["gpu_names"]]
         report = build.build_plugins(models, output=output, progress=show, log=log, **options)
     for text in report.pop("notes"):
         note(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashrnn_deploy.commands.terminal import PATH, note, print_json, report_file, table
+from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, report_file, table
 from flashrnn_deploy.errors import FlashRNNError
 
 _BACKENDS = ("onnxruntime", "tensorrt", "reference")
@@ -28,7 +28,7 @@ def quickstart(output: Path) -> None:
 @click.option("-o", "--output", type=PATH, required=True, help="ONNX file to write.")
 @click.option("--weights", type=PATH, help="State dict to load into the module.")
 @click.option("--dtype", help="float32, float16 or bfloat16; the module's own by default.")
-@click.option("--opset", type=int, help="Opset of the standard operators (default 17).")
+@click.option("--opset", type=Whole(), help="Opset of the standard operators (default 17).")
 @click.option("--dynamic", multiple=True, metavar="NAME:AXIS=DIM", help="Make an axis dynamic under a name.")
 @click.option("--static", multiple=True, metavar="NAME:AXIS", help="Keep an axis at the example's size.")
 @click.option("--expose-states", is_flag=True, help="Turn default initial states into inputs and outputs.")
@@ -51,7 +51,7 @@ def export(source: str, output: Path, report: Path | None, **options: Any) -> No
 @click.argument("source", metavar="IN.onnx", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="ONNX file to write.")
 @click.option("--expose-states", is_flag=True, help="Turn default initial states into inputs and outputs.")
-@click.option("--opset", type=int, help="Opset to raise the standard operators to.")
+@click.option("--opset", type=Whole(), help="Opset to raise the standard operators to.")
 @click.option("--report", type=PATH, help="Also write the report as JSON.")
 def convert(source: Path, output: Path, expose_states: bool, opset: int | None, report: Path | None) -> None:
     """Replace the LSTM, GRU and RNN nodes of an ONNX file by the FlashRNN op."""
@@ -68,7 +68,7 @@ def convert(source: Path, output: Path, expose_states: bool, opset: int | None, 
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="One input; repeat it.")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory for one .npy per output and outputs.json.")
 @click.option("--backend", type=click.Choice(_BACKENDS), default="onnxruntime", show_default=True)
-@click.option("--chunk", type=click.IntRange(min=1), help="Cut time into chunks of this many steps, carrying states.")
+@click.option("--chunk", type=Whole(min=1), help="Cut time into chunks of this many steps, carrying states.")
 @click.option("--state", "states", multiple=True, metavar="IN=OUT", help="The output that continues a state input.")
 @click.option("--plugins", multiple=True, type=PATH, metavar="LIB", help="FlashRNN plugin library to load.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)

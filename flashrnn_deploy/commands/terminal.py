@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,18 @@ from typing import Any
 import click
 
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.files import printable
 
 PATH = click.Path(path_type=Path)
+
+
+class Whole(click.IntRange):
+    """A whole number in ASCII digits: Python's ``int`` reads those of every script, spaces and underscores too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not re.fullmatch("[+-]?[0-9]{1,18}", value):
+            self.fail(f"'{printable(value[:40])}' is no whole number of up to 18 digits", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @contextlib.contextmanager
@@ -50,8 +61,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from flashrnn_deploy.files import printable
-
     heading = Text(title) if title else None
     table = Table(title=heading, title_justify="left", box=box.SIMPLE, show_header=any(columns))
     for column in columns:
@@ -59,9 +68,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for row in rows:
         table.add_row(*(Text(printable(_cell(value))) for value in row))
     console = Console()
-    if not console.is_terminal:
-        console.width = 240  # a pipe has no width of its own, and folded columns cannot be searched
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    console.width = 240  # a pipe has no width of its own, and folded columns cannot be searched
+    with console.capture() as written:
+        console.print(table)
+    for line in written.get().split("\n")[:-1]:
+        click.echo(line.rstrip())
 
 
 def _cell(value: Any) -> str:
