@@ -73,7 +73,7 @@ def _piece(scope: Scope, name: str) -> Piece:
         return name, 0, None
     if node.op_type == "Identity":
         return _piece(scope, node.input[0])
-    rows = {"Slice": _sliced, "Split": _split}.get(node.op_type, lambda *_: None)(scope, node, name)
+    rows = _CUTS[node.op_type](scope, node, name) if node.op_type in _CUTS else None
     return (node.input[0], *rows) if rows else (name, 0, None)
 
 
@@ -101,3 +101,6 @@ def _split(scope: Scope, node: NodeProto, name: str) -> tuple[int, int] | None:
         return None
     place = list(node.output).index(name)
     return (sum(parts[:place]), sum(parts[: place + 1])) if len(parts) == count else None
+
+
+_CUTS = {"Slice": _sliced, "Split": _split}
