@@ -96,12 +96,19 @@ def convert_file(
     return {"source": str(source), "output": str(named)} | facts | counts | {"nodes": [asdict(row) for row in rows]}
 
 
+def preview(source: Path) -> list[Row]:
+    """What ``convert_file`` would do with each LSTM, GRU and RNN node (errors as there); nothing is written."""
+    with _blame_invalid(source):
+        return _draft(source, None, None, None, False)[0]
+
+
 def _draft(
-    source: Path, output: Path, draft: Path, opset: int | None, expose: bool
+    source: Path, output: Path | None, draft: Path | None, opset: int | None, expose: bool
 ) -> tuple[list[Row], dict[str, Any]]:
     """Write the converted file, or nothing where no node can be rewritten. Weights are released on return."""
     model, weights, files = onnx_files.load(source)
-    _check_clash({source.resolve(), *files}, output)
+    if output is not None:
+        _check_clash({source.resolve(), *files}, output)
     own = opset_of(model)
     target = _target_opset(source, own, opset)
     facts: dict[str, Any] = {"source_opset": own, "opset": own, "states": {}, "states_kept": {}, "notes": []}
@@ -117,7 +124,7 @@ def _draft(
     except LeftAlone as reason:
         return _all_left(rows, str(reason)), facts
     facts |= new_facts
-    if done is not None:
+    if done is not None and draft is not None:
         onnx_files.save(done, weights, draft)
     weights.clear()  # before the checker reads the file: reference cycles would keep them until some later collection
     return rows, facts

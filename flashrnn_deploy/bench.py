@@ -28,6 +28,7 @@ from flashrnn_deploy.graph import free_inputs
 from flashrnn_deploy.machine import describe_machine
 from flashrnn_deploy.shapes import Axes, Tensors, axes_of, flashrnn_nodes, tensors_of, value_tensor
 from flashrnn_deploy.streaming import length_inputs, state_pairs
+from flashrnn_deploy.unconverted import why_no_op
 from flashrnn_deploy.verify import model_dtype
 
 LIBRARY, BODY, STOCK, EAGER = "the plugin library", "the function body", "ONNX Runtime's own nodes", "PyTorch, eager"
@@ -114,7 +115,7 @@ def bench(
     model = load_model(path)
     tensors = tensors_of(model)
     if not flashrnn_nodes(model, tensors):
-        raise FlashRNNError(f"{path} holds no FlashRNN op: make one with `flashrnn-deploy convert` or `export` first")
+        raise FlashRNNError(why_no_op(path, model))
     axes, dtype = axes_of(model, tensors), model_dtype(model, tensors)
     arrays = make_feeds(model, tensors, axes, inputs, steps, batch, sizes)
     notes = cuda_notes(model, plugins) if device == "cuda" and plugins else []

@@ -19,19 +19,19 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
-from flashrnn_deploy import __version__, gpus, kernel_table, shell, tuned_file, tuning
+from flashrnn_deploy import __version__, gpus, kernel_table, tuned_file, tuning
 from flashrnn_deploy.autotune import gains, installed, tune
 from flashrnn_deploy.cmake import Builder, Progress
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model, new_files
 from flashrnn_deploy.gpus import GPU
-from flashrnn_deploy.graph import walk_nodes
 from flashrnn_deploy.info import node_facts
 from flashrnn_deploy.kernel_table import Choice, Layer
-from flashrnn_deploy.shapes import flashrnn_nodes, is_standard_rnn, node_label, tensors_of
+from flashrnn_deploy.shapes import flashrnn_nodes, node_label, tensors_of
 from flashrnn_deploy.tensorrt_headers import CURE, Headers, read_headers
 from flashrnn_deploy.toolchain import Tools, find_tools
 from flashrnn_deploy.tuned_file import Entry
+from flashrnn_deploy.unconverted import why_no_op
 
 LIBRARY = "libflashrnn.so"
 TENSORRT_8_LIBRARY = "libflashrnn_trt8.so"
@@ -130,9 +130,7 @@ def read_layers(models: Sequence[Path]) -> list[Layer]:
         model = load_model(path)
         nodes = flashrnn_nodes(model, tensors_of(model))
         if not nodes:
-            cure = f"convert it first: {shell.command('convert', path, '-o', 'converted.onnx')}"
-            standard = any(is_standard_rnn(node) for node in walk_nodes(model))
-            raise FlashRNNError(f"{path} holds no FlashRNN op; {cure if standard else 'there is nothing to build for'}")
+            raise FlashRNNError(why_no_op(path, model))
         layers += [Layer(str(path), node.name or node_label(node), spec) for node, spec in nodes]
     return layers
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import models
 import numpy as np
+import onnx_rnn
 import onnxruntime as ort
 import pytest
 from cases import model, tensors
@@ -25,6 +26,7 @@ import flashrnn_deploy
 from flashrnn_deploy import build, compare, gpus, info, kernel_table, toolchain
 from flashrnn_deploy.cli import main
 from flashrnn_deploy.errors import FlashRNNError
+from flashrnn_deploy.exporters import convert_file
 from flashrnn_deploy.kernel_table import Layer
 from flashrnn_deploy.op import RNNSpec
 
@@ -137,11 +139,18 @@ def test_models_that_need_no_library(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("y", 1, [1])],
     )
     path = models.save(helper.make_model(graph), tmp_path / "m.onnx")
-    assert "holds no FlashRNN op; there is nothing to build for" in refusal(path, "--gpu", "cpu", "-o", tmp_path / "o")
-    graph.node[0].op_type = "LSTM"
-    models.save(helper.make_model(graph), path)
-    assert f"convert it first: flashrnn-deploy convert {path}" in refusal(path, "--gpu", "cpu", "-o", tmp_path / "o")
-    assert not (tmp_path / "o").exists()
+    arguments = (path, "--gpu", "cpu", "-o", tmp_path / "o")
+    assert "holds no FlashRNN op, and no LSTM, GRU or RNN to make one of" in refusal(*arguments)
+    attributes = {"hidden_size": 4, "linear_before_reset": 1}
+    feeds = onnx_rnn.random_feeds("GRU", attributes, T=3, B=2, width=3, HD=4)
+    models.save(onnx_rnn.node_model("GRU", attributes, feeds), path)
+    assert f"convert it first: flashrnn-deploy convert {path}" in refusal(*arguments)
+    models.save(onnx_rnn.node_model("GRU", {"hidden_size": 4}, feeds), path)
+    assert "convert leaves its GRU node 'rnn': linear_before_reset=0 applies the reset gate" in refusal(*arguments)
+    before = set(tmp_path.iterdir())
+    convert_file(path, tmp_path / "converted.onnx")
+    assert "convert leaves its GRU node 'rnn': " in refusal(tmp_path / "converted.onnx", *arguments[1:])
+    assert set(tmp_path.iterdir()) == {*before, tmp_path / "converted.onnx"}
 
 
 @pytest.mark.parametrize(
