@@ -401,7 +401,12 @@ def test_signals_while_tensorrt_works(tmp_path: Path, large: Path, step: str, nu
     """Python raises at the entry of TensorRT's next callback, which forgets what is raised there."""
     options = ["build-engine", large, "-o", tmp_path / "m.engine", "--rtx", "--plugins", plugin()]
     command = [sys.executable, "-c", PROGRAM, str(tensorrt_packages.rtx_folder()), *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def listen() -> None:
+        signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, a shell's background jobs SIGINT
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listen) as process:
         assert process.stderr is not None
         assert any(line.startswith(step) for line in process.stderr)
         process.send_signal(number)
