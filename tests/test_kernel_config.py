@@ -342,7 +342,7 @@ def test_candidates_are_the_best_few_and_differ():
 
 
 def test_a_batch_of_zero_is_refused():
-    with pytest.raises(FlashRNNError, match="batch .*at least 1.* not 0"):
+    with pytest.raises(FlashRNNError, match=r"batch .*at least 1.* not 0"):
         solve(spec(), 0, H200)
 
 
