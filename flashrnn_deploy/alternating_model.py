@@ -73,12 +73,13 @@ def cost(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, int]:
     kernel = choose(spec, batch, gpu)
     if kernel is None:
         parts = _one_per_step(spec, batch, gpu)
-    elif kernel.tiled:
-        parts = _tiled(spec, _share(spec, batch, gpu, kernel), gpu)
-    elif spec.dtype == "float32" and batch > 1:
-        parts = _streaming_float32(spec, _share(spec, batch, gpu, kernel), kernel, gpu)
     else:
-        parts = _streaming(spec, batch, gpu, kernel)
+        share = _share(spec, batch, gpu, kernel)
+        if kernel.tiled:
+            parts = _tiled(spec, share, gpu)
+        else:
+            streaming = _streaming_float32 if spec.dtype == "float32" and batch > 1 else _streaming
+            parts = streaming(spec, share, kernel, gpu)
     return {cause: round(ns * gpu.clock_mhz / 10) for cause, ns in parts.items()}
 
 
@@ -191,19 +192,18 @@ def _one_per_step(spec: RNNSpec, batch: int, gpu: GPU) -> dict[str, float]:
     return {"launching kernels": max(2000.0, 4200 - work), slower: work}
 
 
-def _streaming(spec: RNNSpec, batch: int, gpu: GPU, kernel: _Kernel) -> dict[str, float]:
+def _streaming(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> dict[str, float]:
     """R stays in registers and in what the ring and the sums leave of the shared memory, or is streamed. Up to 8 rows a
     block's runs through D hide behind it.
     """
-    share, rows = _share(spec, batch, gpu, kernel), kernel.rows
     kept = share.blocks * _kept_bytes(spec, share, kernel, gpu)
     memory = max(0, _num_bytes(spec) - kept) / gpu.memory_gbs / STREAMING_SHARE
-    slice_ns = {16: 350.0, 32: 1000.0}.get(rows, 350.0)
+    slice_ns = 1000.0 if kernel.rows == 32 else 350.0
     runs = share.launches * share.turns * (400 + slice_ns * kernel.slices(spec))
     return {
         "waiting for each other": 1300.0 * share.launches,
         "reading R from memory": memory,
-        "arithmetic": max(0.0, runs - memory) if rows <= 8 else runs,
+        "arithmetic": max(0.0, runs - memory) if kernel.rows <= 8 else runs,
     }
 
 
