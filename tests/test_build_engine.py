@@ -299,7 +299,7 @@ def test_libraries_that_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpu", "h200"], "has no target for h200 (compute capability 9.0); it has 7.5, 8.0, 8.6"),
+        (["--gpu", "H200"], "has no target for h200 (compute capability 9.0); it has 7.5, 8.0, 8.6"),
         (["--gpu", "t4"], "has no float32 products for compute capability 7.5, and "),
         (["--gpu", "voodoo"], "voodoo"),
         (["--gpu", ""], "unknown GPU ''"),

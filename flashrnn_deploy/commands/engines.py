@@ -20,7 +20,7 @@ from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, pro
     metavar="NAME=MIN:OPT:MAX",
     help="Shapes of an input (x=1x1x64:100x4x64:512x16x64) or sizes of an axis (time=1:100:512).",
 )
-@click.option("--gpu", metavar="NAME", help="GPU to build for; this machine's by default.")
+@click.option("--gpu", type=str.lower, metavar="NAME", help="GPU to build for; this machine's by default.")
 @click.option("--workspace", type=Whole(), metavar="MIB", help="Memory that TensorRT may use for one layer.")
 @click.option(
     "--timing-cache", type=PATH, metavar="FILE", help="Kernel times to read, where there are some, and write."

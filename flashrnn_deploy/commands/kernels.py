@@ -11,13 +11,13 @@ from flashrnn_deploy.commands.terminal import PATH, Whole, note, print_json, pro
 
 
 @click.command()
-@click.option("--cell", required=True, help="lstm, gru, elman or slstm.")
+@click.option("--cell", type=str.lower, metavar="NAME", required=True, help="lstm, gru, elman or slstm.")
 @click.option("--heads", "num_heads", type=Whole(), default=1, show_default=True)
 @click.option("--head-dim", type=Whole(), required=True)
 @click.option("--directions", "num_directions", type=Whole(), default=1, show_default=True)
 @click.option("--batch", type=Whole(), default=1, show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
-@click.option("--gpu", required=True, help="Name of a GPU, for example h200.")
+@click.option("--gpu", type=str.lower, metavar="NAME", required=True, help="Name of a GPU, for example h200.")
 @click.option("--explain", is_flag=True, help="List how many candidates each constraint removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the solution alone on stdout, as JSON.")
 def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> None:
@@ -26,7 +26,6 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
     from flashrnn_deploy.errors import FlashRNNError
     from flashrnn_deploy.op import RNNSpec
 
-    gpu, spec["cell"] = gpu.lower(), spec["cell"].lower()
     if gpu == "cpu":
         raise FlashRNNError(
             "solve chooses kernels for GPUs; the CPU has one kernel for any layer and batch: name a GPU"
@@ -43,7 +42,15 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
 
 @click.command("build-plugins")
 @click.argument("models", nargs=-1, required=True, type=PATH, metavar="MODEL...")
-@click.option("--gpu", "gpu_names", multiple=True, required=True, metavar="cpu|GPU", help="Repeat it; local: this one.")
+@click.option(
+    "--gpu",
+    "gpu_names",
+    type=str.lower,
+    multiple=True,
+    required=True,
+    metavar="cpu|GPU",
+    help="Repeat it; local: this one.",
+)
 @click.option("-o", "--output", type=PATH, required=True, help="Directory for libflashrnn.so and the build.")
 @click.option("--batch", "batches", multiple=True, type=Whole(), help="Batch to choose kernels for (1, 4, 16 and 64).")
 @click.option("--nvcc", type=PATH, help="CUDA compiler, 11.4 or newer; that on PATH by default.")
@@ -64,7 +71,6 @@ def build_plugins(models: tuple[Path, ...], output: Path, verbose: bool, as_json
     from flashrnn_deploy import build
 
     with progress(verbose) as (show, log):
-        options["gpu_names"] = [name.lower() for name in options["gpu_names"]]
         report = build.build_plugins(models, output=output, progress=show, log=log, **options)
     for text in report.pop("notes"):
         note(text)
