@@ -172,7 +172,8 @@ void load_states(const Params& p, const Plan& plan, std::int64_t head, std::int6
 void store_states(const Params& p, const Plan& plan, std::int64_t head, std::int64_t row, const Recurrence& rec) {
   for (std::int64_t s = 0; s < plan.S; ++s) {
     for (std::int64_t i = 0; i < rec.rows; ++i) {
-      const float* from = rec.states + (s * rec.rows + i) * plan.stride;
+      const bool in_h = s == 0 && p.dtype == DType::kFloat32;
+      const float* from = (in_h ? rec.h[p.T & 1] : rec.states + s * rec.rows * plan.stride) + i * plan.stride;
       std::copy(from, from + p.D, p.final_states + state_offset(p, s, head, row + i));
     }
   }

@@ -168,7 +168,9 @@ FLASHRNN_SIMD void deinterleave(const F (&in)[3], F (&out)[3]) {
 }
 #endif
 
+// The three dtypes. kRounds: round() changes values.
 struct Float32 {
+  static constexpr bool kRounds = false;
   using Element = float;
   static FLASHRNN_SIMD F read(const Element* from) { return load<F>(from); }
   static FLASHRNN_SIMD void write(Element* to, F x) { store(to, x); }
@@ -176,6 +178,7 @@ struct Float32 {
 };
 
 struct Bfloat16 {
+  static constexpr bool kRounds = true;
   using Element = std::uint16_t;
   static FLASHRNN_SIMD F widen(U16 x) { return bits<F>(__builtin_convertvector(x, I) << 16); }
   static FLASHRNN_SIMD U16 narrow(F x) {
@@ -190,6 +193,7 @@ struct Bfloat16 {
 };
 
 struct Float16 {
+  static constexpr bool kRounds = true;
   using Element = std::uint16_t;
 #if defined(__AVX512F__)
   static FLASHRNN_SIMD F widen(U16 x) { return _mm512_cvtph_ps(bits<__m256i>(x)); }

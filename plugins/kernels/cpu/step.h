@@ -33,7 +33,7 @@ struct Recurrence {
   const void* r;                // packed: [group][12 / V panels][D][V][lanes], 0 where there is no unit
   const float* b;               // [Gb][stride]
   float* h[2];                  // [rows][stride], rounded to r's dtype; step s reads h[s % 2] and writes the other
-  float* states;                // [S][rows][stride], not rounded
+  float* states;                // [S][rows][stride], not rounded. The first one of float32 is in h from step 0 on
   const std::int64_t* lengths;  // [rows], in 0..T
   std::int64_t T;
   int rows, D, blocks, groups;
