@@ -10,17 +10,13 @@
 namespace flashrnn::cuda {
 
 template <class C>
-Share share_of(const Tensors& t, const Device& device) {
-  const Division d = divide(static_cast<std::int64_t>(t.N) * t.H, t.D, t.B, C::kRows, device.processors);
-  Share share{};
-  share.units = d.units, share.unit_blocks = d.unit_blocks, share.ranges = d.ranges, share.range_rows = d.range_rows;
-  return share;
+Division divide(const Tensors& t, const Device& device) {
+  return divide(static_cast<std::int64_t>(t.N) * t.H, t.D, t.B, C::kRows, device.processors);
 }
 
 template <class C>
-int turns(const Tensors& t, const Device& device) {
-  const Division d = divide(static_cast<std::int64_t>(t.N) * t.H, t.D, t.B, C::kRows, device.processors);
-  return turns(d, C::kPassUnits, C::kRows);
+int turns(const Division& division) {
+  return turns(division, C::kPassUnits, C::kRows);
 }
 
 // Slices of D of a warp or of a part of the block, each `stride` bytes behind the one before.
@@ -31,10 +27,9 @@ std::int64_t num_slices(const Tensors& t, int stride) {
 
 // Whether a step is faster than by one kernel per step.
 template <class C>
-bool pays(const Tensors& t, const Device& device, TurnCost turn, std::int64_t slices) {
+bool pays(const Tensors& t, const Device& device, const Division& division, TurnCost turn, std::int64_t slices) {
   const std::int64_t heads = static_cast<std::int64_t>(t.N) * t.H;
-  const Division d = divide(heads, t.D, t.B, C::kRows, device.processors);
-  return all_steps_us(heads, d, turns(d, C::kPassUnits, C::kRows), turn, slices, device.processors) <
+  return all_steps_us(heads, division, turns<C>(division), turn, slices, device.processors) <
          per_step_us(heads, t.D, t.B, C::kGates, static_cast<int>(sizeof(Element<C::kType>)), device.processors);
 }
 
@@ -99,11 +94,11 @@ int resident_stages(const Share& share, const Device& device, int rows, std::int
 template <class C>
 cudaError_t launch_streaming(const Params& params, const Device& device, void* workspace, cudaStream_t stream) {
   const Tensors t = tensors_of(params, kSpinLimit);
-  Share share = share_of<C>(t, device);
+  Share share{divide<C>(t, device)};
   const std::int64_t slices = num_slices<C>(t, C::kWarps * kSliceBytes);
   const int rows = share.range_rows < C::kRows ? share.range_rows : C::kRows;
   share.resident = resident_stages<C>(share, device, rows, slices);
-  if (share.resident < 0 || !pays<C>(t, device, kStreamingCost, slices)) return cudaErrorInvalidConfiguration;
+  if (share.resident < 0 || !pays<C>(t, device, share, kStreamingCost, slices)) return cudaErrorInvalidConfiguration;
   const std::size_t shared = AlternatingShared<C>::bytes(rows, share.units, share.resident);
   return launch_groups<C>(alternating_kernel<C>, shared, params, device, t, share, workspace, stream);
 }
@@ -111,12 +106,12 @@ cudaError_t launch_streaming(const Params& params, const Device& device, void* w
 template <class C>
 cudaError_t launch_tiled(const Params& params, const Device& device, void* workspace, cudaStream_t stream) {
   const Tensors t = tensors_of(params, kSpinLimit);
-  Share share = share_of<C>(t, device);
+  Share share{divide<C>(t, device)};
   const auto most = static_cast<std::size_t>(device.shared_bytes);
   share.slots = C::kMostSlots;
   while (share.slots > 1 && TiledShared<C>::bytes(share.slots, share.units) > most) --share.slots;
   const std::int64_t slices = num_slices<C>(t, C::kSliceStride);
-  if (share.slots < 2 || !pays<C>(t, device, kTiledCost, slices)) return cudaErrorInvalidConfiguration;
+  if (share.slots < 2 || !pays<C>(t, device, share, kTiledCost, slices)) return cudaErrorInvalidConfiguration;
   const std::size_t shared = TiledShared<C>::bytes(share.slots, share.units);
   return launch_groups<C>(tiled_kernel<C>, shared, params, device, t, share, workspace, stream);
 }
@@ -142,12 +137,12 @@ cudaError_t launch_16_bit(const Params& p, const Device& device, void* workspace
   cudaError_t error = cudaErrorInvalidConfiguration;
   if (p.B <= Few::kRows) return launch_streaming<Few>(p, device, workspace, stream);
   if (p.B <= Some::kRows) {
-    if (turns<Some>(t, device) > 2) {
+    if (turns<Some>(divide<Some>(t, device)) > 2) {
       error = launch_tiled<Tiled<kCell, kType, 16>>(p, device, workspace, stream);
     }
     return error == cudaErrorInvalidConfiguration ? launch_streaming<Some>(p, device, workspace, stream) : error;
   }
-  if (turns<Many>(t, device) > 1) {
+  if (turns<Many>(divide<Many>(t, device)) > 1) {
     if (p.B > 32) error = launch_tiled<Tiled<kCell, kType, 64>>(p, device, workspace, stream);
     if (error == cudaErrorInvalidConfiguration) {
       error = launch_tiled<Tiled<kCell, kType, 32>>(p, device, workspace, stream);

@@ -37,16 +37,12 @@ struct Streaming {
 };
 
 // What a launch tells its blocks beside the tensors.
-struct Share {
-  int units;        // of a block, a multiple of 8; the last block of a head may have fewer
-  int unit_blocks;  // blocks of one head and range of the batch; they exchange h
-  int ranges;       // of the batch
-  int range_rows;
-  int first_group;          // of (direction, head, range of the batch)
-  int resident;             // stages of a warp that stay in shared memory, at most
-  int slots;                // of the rings of alternating_tiled.cuh
-  void* hidden[2];          // h by direction, head and row of the batch, rounded
-  std::uint32_t* arrivals;  // by group of the launch
+struct Share : Division {
+  int first_group = 0;                // of (direction, head, range of the batch)
+  int resident = 0;                   // stages of a warp that stay in shared memory, at most
+  int slots = 0;                      // of the rings of alternating_tiled.cuh
+  void* hidden[2] = {};               // h by direction, head and row of the batch, rounded
+  std::uint32_t* arrivals = nullptr;  // by group of the launch
 };
 
 // What a block does.
