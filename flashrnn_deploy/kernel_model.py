@@ -57,6 +57,7 @@ class Tiling:
     activations: tuple[int, int]
     latency: int = 0
     kept_registers: int = 0  # values per lane and tile that must stay apart from the accumulators
+    largest_local: int = 128  # head_dim from which on reading R from shared memory costs more than an exchange of h
 
 
 TILINGS = {
@@ -64,13 +65,16 @@ TILINGS = {
     "gru": Tiling(
         16, 3, (3, 6), latency=-35, kept_registers=4
     ),  # wx_n stays apart: r multiplies the recurrent part alone
-    "elman": Tiling(16, 1, (1, 2), latency=-40),  # one activation behind the product where the LSTM has two
+    "elman": Tiling(
+        16, 1, (1, 2), latency=-40, largest_local=256
+    ),  # one activation behind the product where the LSTM has two
     # logsigmoid by ex2 and lg2, two ex2, tanh, sigmoid, rcp. Measured: 20 to 50 ns more than the LSTM.
     "slstm": Tiling(8, 2, (7, 9), latency=40),
 }
 
-# What a second block on an SM adds to the time of its units. The rest hides where the first one waits.
-NEIGHBOUR_PERCENT = 66
+# What a second block on an SM adds to the time of its units. The rest hides where the first one waits. Further blocks
+# find no such gaps.
+FIRST_NEIGHBOUR_PERCENT = 67
 
 # kLargestGridHead of plugins/kernels/cuda/config.h: the memory of the exchange is bounded by it.
 LARGEST_GRID_HEAD = 4096
@@ -107,11 +111,12 @@ class Model:
         self.UB = new("units_per_block", range(8, min(largest, 256) + 1, 8))
         self.BT = new("batch_tile", (1, 2, 4, 8))
         self.NB = new("tiles_per_block", (1,))
-        self.WM = new("row_warps", (8, 6, 4, 3, 2, 1) if self.fma else (8, 4, 2, 1))
+        self.WM = new("row_warps", (8, 6, 4, 3, 2, 1))
         self.WK = new("k_warps", (1,) if self.fma else (1, 2, 4, 8))
         self.KR = new("register_k_steps", range(min(largest // 16, 64), -1, -2))  # k-steps come in pairs
         self.REP = new("replicas", (1, 2, 4, 8))
-        self.SPL = new("accumulator_sets", (1,) if self.fma else (1, 2))
+        sets = (1,) if self.fma else (1, 2, 4) if self.tiling.tiles == 1 else (1, 2)
+        self.SPL = new("accumulator_sets", sets)
         self.AUX = new("spare_warp", (0, 1))
         self.PF = new("ring_depth", (16, 8, 4, 2))
 
@@ -158,11 +163,13 @@ class Model:
         units = tiling.group // 8  # per lane and tile
         tile_registers = 4 * tiling.tiles
         self.weight_registers = self.PM * self.KR * tile_registers
+        # Of h a warp holds all of its part, or what it needs soon.
+        h_registers = Table(lambda m: {LOCAL: 16, CLUSTER: 32}.get(m, LARGEST_GRID_HEAD), self.mode)
         self.registers = (
             self.weight_registers
-            + 2 * self.KS
+            + minimum(2 * self.KS, h_registers)
             + self.PM * (self.SPL * tile_registers + tiling.kept_registers)
-            + 72
+            + Table(lambda m, bt: 72 if m != LOCAL else 64 if bt == 8 else 40, self.mode, self.BT)
         )  # fmt: skip
         self.weight_bytes = self.warps * self.PM * maximum(0, self.KS - self.KR) * (512 * tiling.tiles)
         stage = self._is(LOCAL) * self.rows * (self.D * (2 * G) + (96 if G == 3 else 32))  # rows in different banks
@@ -179,12 +186,12 @@ class Model:
         """How many blocks share an SM, and how many heads' tiles run at once, one launch or wave after the other.
 
         Blocks of the local mode and clusters are independent: what does not fit waits. The grid mode takes as many
-        heads' tiles at once as the device has room for. Compiled kernels of the first two take 16 to 42 registers fewer
-        than the estimate, those of the grid up to 10 more; a head that does not fit beside the others is a launch of
-        its own, so it is better to be careful.
+        heads' tiles at once as the device has room for. Compiled kernels of the cluster mode take 16 to 42 registers
+        fewer than the estimate, those of the grid up to 10 more; a head that does not fit beside the others is a launch
+        of its own, so it is better to be careful.
         """
         gpu, by_mode = self.gpu, self._by_mode
-        registers = minimum(255, self.registers + by_mode(-16, -16, 12))
+        registers = minimum(255, self.registers + by_mode(8, -16, 12))
         self.resident = maximum(1, minimum(gpu.registers_per_sm // (self.all_warps * registers * 32),
                                            gpu.smem_per_sm // (self.shared + 1024)))  # fmt: skip
         heads = self.resident * self.UB * gpu.sms // self.D
@@ -209,7 +216,7 @@ class Model:
         need("cluster_is_one_head", any_of(not_cluster, self.CL * self.UB == self.D))
         need("cluster_size_outside_clusters", any_of(cluster, self.CL == 1))
         need("local_is_one_block", any_of(not_local, self.UB == self.D))
-        largest = 128 if self.fma else 64
+        largest = 128 if self.fma else self.tiling.largest_local
         need("local_tested_range", any_of(not_local, largest >= self.D))
         need("grid_head", any_of(not_grid, self.D <= LARGEST_GRID_HEAD))
         tested = (self.WM == 8,) if self.fma else (self.WM == 1, self.WK >= 4, self.SPL == 1)
@@ -229,11 +236,14 @@ class Model:
         if self.fma:
             fma_model.constrain(self)
             return
-        need("local_weights_in_registers", any_of(not_local, all_of(self.KR == self.KS, self.WK == 1)))
+        need("local_is_whole_in_d", any_of(not_local, self.WK == 1))
         need("whole_unit_groups", on_chip(divides(group, self.UB)))
         need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
         need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
         need("register_k_steps_exist", on_chip(self.KR <= self.KS))
+        # Long chains of one m-tile gain by them. The Elman cell: 1x128, local, 0.183 us in place of 0.162; LSTM: 1x256,
+        # 0.414 in place of 0.377.
+        need("four_sets", any_of(self.SPL <= 2, all_of(cluster, self.KS >= 16)))
 
     def _cost(self) -> None:
         """Hundredths of a cycle per step, by cause."""
@@ -258,9 +268,13 @@ class Model:
         by_mode = self._by_mode
 
         partitions = minimum(4, self.warps)
-        products = ceil_div((self.UB // tiling.group) * tiling.tiles * (self.D // 16), partitions)
-        chains = maximum(1, ceil_div(self.warps, 4) * self.PM * tiling.tiles * self.SPL)
-        tensor = products * maximum(issue, 24 * cycle // chains)
+        tiles = ceil_div(self.warps, 4) * self.PM * tiling.tiles  # of a sub-partition, at most
+        products = tiles * self.KS
+        chains = maximum(1, tiles * self.SPL)
+        # Products one after the other take 24 cycles each.
+        issue_time = products * issue * by_mode(116, 100, 46) // 100
+        tensor = maximum(issue_time, products * by_mode(100, 100, 46) * 24 // chains)
+        drain = by_mode(0, 50, 0) * cycle  # until the last product is there
         # Lanes without a row take other groups (local), warps without a group the other column (grid).
         packed = Table(
             lambda mode, bt, ub, wm: packed_groups(ub // (tiling.group * wm), bt) if mode == LOCAL else 1,
@@ -272,7 +286,10 @@ class Model:
         )  # fmt: skip
         groups = maximum(self.tpo, ceil_div(self.WM * self.PM, partitions)) // packed
         load = ceil_div(self.groups, self.places)  # blocks that could share an SM
-        sharing = 100 + (minimum(load, self.resident) - 1) * by_mode(NEIGHBOUR_PERCENT, NEIGHBOUR_PERCENT, 0)
+        hidden = 100 - FIRST_NEIGHBOUR_PERCENT
+        sharers = minimum(load, self.resident)
+        neighbours = maximum(0, 100 * (sharers - 1) - hidden) * by_mode(1, 1, 0)  # percent
+        readers = maximum(1, sharers * by_mode(1, 0, 0))
 
         packets = self.rows * self.D // 8  # 16-byte packets of h that each block receives
         base = Table(lambda cl: round(CLUSTER_EXCHANGE_NS.get(cl, 0) * 198), self.CL)
@@ -281,7 +298,10 @@ class Model:
         pollers = Table(lambda mode, wk: wk if mode == GRID else 1, self.mode, self.WK)
         arrival = packets * by_mode(0, 220 * 32, 30 * cycle) // (pollers * 32)
         m_tiles = (self.UB // tiling.group) * tiling.tiles
-        barrier = Table(lambda mode, wm: 400 * max(0, wm - 4) * (mode == LOCAL), self.mode, self.WM)
+        # Adding up sets of sums; and four of them lengthen the step of a cluster with each warp.
+        sets = Table({1: 0, 2: 3 * cycle, 4: 25 * cycle}.__getitem__, self.SPL) * tiles * by_mode(1, 0, 0)
+        sets += Table(lambda spl, warps: (2 if spl == 2 else 25 * warps if spl == 4 else 0) * cycle,
+                      self.SPL, self.WM) * by_mode(0, 1, 1)  # fmt: skip
         split = Table(  # a lane of a group of 16 adds up two units
             lambda mode, wk: (mode == CLUSTER and wk > 1) * (112 * (wk.bit_length() - 1) + 60 * (units - 1)) * cycle,
             self.mode, self.WK,
@@ -292,15 +312,16 @@ class Model:
         )  # fmt: skip
         return {
             "exchange of h between blocks": base + far * by_mode(0, 0, 1) + arrival,
-            "tensor cores": tensor * by_mode(100, 130, 46) * sharing // 10000,
-            "reading R from shared memory": self.weight_bytes * by_mode(0, 64, 87) // 128,
+            "tensor cores": tensor + drain + issue_time * neighbours // 100,
+            "reading R from shared memory": self.weight_bytes * readers * by_mode(54, 64, 87) // 128,
+            "reading h from shared memory": self.warps * self.KS * by_mode(cycle, 0, 0),
             "adding up the split of D": split,
-            "special functions": groups * columns * sharing * (activations * 8),
-            "latency of one step": by_mode(187, 15, 144) * cycle + barrier + tiling.latency * cycle,
+            "special functions": groups * columns * (neighbours + 100) * (activations * 8),
+            "latency of one step": by_mode(163, 15, 144) * cycle + tiling.latency * cycle,
             "feeding wx": by_mode(20, 0, 0) * cycle + deep_ring,
-            "two rows per lane": (self.columns - 1) * (by_mode(110, 90, 0) + by_mode(0, 0, 36) * m_tiles) * cycle,
-            "register pressure": minimum(1, self.PM * self.KS * tiling.tiles // 32) * by_mode(100 * cycle, 0, 0),
-            "accumulator sets": (self.SPL - 1) * (2 * cycle),
+            "two rows per lane": (self.columns - 1) * (by_mode(70, 90, 0) + by_mode(0, 0, 36) * m_tiles) * cycle,
+            "accumulator sets": sets,
+            "further groups of a sub-partition": (groups - 1) * by_mode(0, 70, 0) * cycle,
         }
 
 

@@ -77,7 +77,7 @@ def test_the_choice_is_as_measured(shape, measured):
 
 
 def test_the_model_meets_the_measured_grid_of_shapes():
-    """Kernels that `solve` chose for a grid of layers: us per step on an H200 within 20 %, half of them within 6 %."""
+    """Kernels of a grid of layers: us per step on an H200 within 20 %, half of them within 6 %."""
     ratios = []
     with (Path(__file__).parent / "measured_h200.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -86,7 +86,7 @@ def test_the_model_meets_the_measured_grid_of_shapes():
             chosen = KernelConfig(**{name: row[name] if name == "mode" else int(row[name]) for name in names})
             assert all(check(layer, int(row["batch"]), H200, chosen).values()), row
             ratios.append(predict(layer, int(row["batch"]), H200, chosen).predicted_step_us / float(row["us"]))
-    assert len(ratios) == 432
+    assert len(ratios) == 576
     assert max(abs(ratio - 1) for ratio in ratios) < 0.20
     assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.06
 
@@ -103,7 +103,7 @@ def test_what_solve_prints_can_be_compiled():
         assert chosen.tiles_per_block == 1
         assert chosen.spare_warp == (chosen.mode == "local" and not fma)
         assert chosen.ring_depth >= 4
-        assert chosen.mode != "local" or chosen.padded_head_dim <= (128 if fma else 64)
+        assert chosen.mode != "local" or chosen.padded_head_dim <= (256 if layer.cell == "elman" and not fma else 128)
         assert not fma or (chosen.k_warps, chosen.accumulator_sets) == (1, 1)
         assert chosen.mode == "grid" or chosen.replicas == 1
 
@@ -225,13 +225,14 @@ def test_one_broken_variable_breaks_a_named_constraint():
         "local_is_one_block": {"mode": "local"},
         "local_tested_range": {"mode": "local"},
         "grid_tested_range": {"k_warps": 2},
-        "local_weights_in_registers": {"mode": "local"},
+        "local_is_whole_in_d": {"mode": "local"},
         "alternating_has_no_tiles": {"mode": "alternating"},
         "whole_k_steps": {"padded_head_dim": 1056},
     }
     for name, change in changes.items():
         assert not held(layer, 16, replace(good, **change))[name], name
     assert not held(layer, 4, good)["no_empty_rows"]
+    assert not held(spec("elman", head_dim=1024), 16, replace(good, accumulator_sets=4))["four_sets"]
     beyond = config("grid", 2048, 8, 1, 1, 8, 8)  # 256 blocks
     assert not held(spec(head_dim=2048), 1, beyond)["grid_residency"]
     assert not held(spec(head_dim=8192), 1, config("grid", 8192, 64, 1, 1, 8, 8))["grid_head"]
@@ -347,19 +348,19 @@ def test_a_batch_of_zero_is_refused():
 
 
 def test_the_work_of_a_choice_is_bounded():
-    """Evaluations of constraints and of the objective; 12,000 are 15 ms of a quiet machine."""
+    """Evaluations of constraints and of the objective; 15,000 are 20 ms of a quiet machine."""
 
     def work(layer, batch, gpu):
         model = Model(layer, batch, gpu)
         return minimize(model.problem, model.objective).evaluations
 
-    assert work(spec("slstm", 1, 317, num_directions=2), 64, H200) < 12000, "the most of 400 random layers"
+    assert work(spec("slstm", 1, 317, num_directions=2), 64, H200) < 15000, "the most of 400 random layers"
     # Ten times as many while the lower bound of a number of waves was 0.
     assert work(spec("lstm", 3, 1, "float16"), 16, gpus.GPUS["b200"]) < 1500
     rng = random.Random(4)
     sample = [work(*random_case(rng)) for _ in range(60)]
     assert statistics.mean(sample) < 2600
-    assert max(sample) < 12000
+    assert max(sample) < 15000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

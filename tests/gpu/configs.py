@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 _HOPPER = 90
@@ -51,7 +52,16 @@ _TILINGS = {
     "lstm": _FOUR_GATES,
     "slstm": _FOUR_GATES,
     "gru": {64: (1, 4, 1, 1), 128: (2, 4, 1, 2), 256: (8, 2, 2, 2), 512: (16, 2, 4, 1)},
-    "elman": {64: (1, 4, 1, 2), 128: (2, 4, 1, 2), 256: (4, 4, 1, 2), 512: (8, 4, 1, 2)},
+    "elman": {64: (1, 4, 1, 2), 128: (1, 4, 1, 2), 256: (8, 2, 1, 4), 512: (8, 4, 1, 4)},
+}
+
+# The local mode of larger heads, mostly for devices without clusters, with a part of R in shared memory: (row warps,
+# register k-steps, accumulator sets, batch tiles) by head_dim. Here a cluster is chosen before them.
+_LOCAL = {
+    "lstm": {96: ((4, 6, 1, (1, 4)),), 128: ((8, 6, 1, (1, 2, 4)), (8, 4, 1, (8,)))},
+    "slstm": {96: ((4, 6, 1, (1, 4)),), 128: ((8, 6, 1, (1, 4)), (8, 4, 1, (8,)))},
+    "gru": {96: ((3, 6, 1, (1, 4)),), 128: ((8, 8, 1, (1, 4)), (8, 6, 1, (8,)))},
+    "elman": {96: ((3, 6, 2, (1, 8)),), 192: ((4, 12, 2, (1, 4)),), 256: ((8, 12, 1, (1, 2)), (8, 10, 1, (8,)))},
 }
 
 # float32: (first batch, batch tile, cluster size, row warps, register k-steps) by head_dim. The FMA units bound the
@@ -91,13 +101,24 @@ def _rows() -> list[dict[str, Any]]:
     for cell, tilings in _TILINGS.items():
         for dtype in _SIXTEEN_BIT:
             for D, (CL, WM, WK, sets) in tilings.items():
-                mode = "local" if D == 64 else "cluster"
-                more = {"accumulator_sets": sets, "ring_depth": 16 if D == 64 else 8}
+                mode = "local" if CL == 1 else "cluster"
+                more = {"accumulator_sets": sets, "ring_depth": 16 if CL == 1 else 8}
                 buckets = _BUCKETS[D]
                 for (first, BT), last in zip(buckets, _ends(b[0] for b in buckets), strict=True):
                     rows.append(_row(cell, dtype, mode, D, CL, BT, WM, WK, min_batch=first, max_batch=last, **more))
                 if cell != "slstm":  # it has no clip
                     rows.append(_row(cell, dtype, mode, D, CL, 4, WM, WK, clips=1, **more))
+    return rows
+
+
+def _local_rows() -> list[dict[str, Any]]:
+    rows = []
+    for (cell, tilings), dtype in product(_LOCAL.items(), _SIXTEEN_BIT):
+        for D, (WM, KR, sets, tiles) in ((D, tiling) for D, some in tilings.items() for tiling in some):
+            more = {"register_k_steps": KR, "accumulator_sets": sets, "ring_depth": 4}
+            rows += [_row(cell, dtype, "local", D, 1, BT, WM, **more) for BT in tiles]
+            if cell != "slstm":
+                rows.append(_row(cell, dtype, "local", D, 1, tiles[-1], WM, clips=1, **more))
     return rows
 
 
@@ -113,4 +134,4 @@ def _float_rows() -> list[dict[str, Any]]:
     return rows
 
 
-ROWS = _rows() + _float_rows()
+ROWS = _rows() + _local_rows() + _float_rows()

@@ -26,7 +26,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "heads": (1, 3, 12),
 }
 MODES = ("local", "cluster", "grid", "alternating")
-D_RANGE = {"local": (1, 64), "cluster": (1, 512), "grid": (384, 3000), "alternating": (1, 3000)}
+D_RANGE = {"local": (1, 256), "cluster": (1, 512), "grid": (384, 3000), "alternating": (1, 3000)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ def allowed(mode: str, values: dict[str, Any]) -> bool:
     if values.get("cell") == "slstm" and values.get("clips"):
         return False
     least, most = D_RANGE[mode]
+    if mode == "local":
+        most = 256 if values.get("cell", "elman") == "elman" else 128
+        most //= 2 if values.get("dtype") == "float32" else 1
     if mode == "grid":  # what stays on chip: tests/gpu/grid_configs.py
         most = most if values.get("cell", "elman") == "elman" else 2048
         most = min(most, 1024) if values.get("dtype") == "float32" else most

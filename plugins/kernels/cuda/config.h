@@ -99,7 +99,7 @@ struct Config {
   static_assert(kTilesPerBlock_ == 1, "not offered");
   static_assert(kMode == Mode::kGrid || kReplicas == 1, "only the grid mode has copies of h");
   static_assert(kSpareWarp == (kMode == Mode::kLocal && !kFma), "a spare warp feeds the tensor cores' local mode");
-  static_assert(kSets == 1 || kSets == 2, "one or two accumulator sets");
+  static_assert(kSets == 1 || kSets == 2 || kSets == 4, "1, 2 or 4 accumulator sets");
   static_assert(kRegisterKSteps >= 0 && kRegisterKSteps <= kKSteps && kRegisterKSteps % 2 == 0, "pairs of k-steps");
   static_assert(kWarps <= 8, "more warps lose more at the barriers than they gain");
 };

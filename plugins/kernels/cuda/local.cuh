@@ -1,4 +1,5 @@
-// The local mode: a block keeps one head's R in registers and a tile of the batch to itself; one barrier per step.
+// The local mode: a block keeps one head's R in registers, and what they cannot hold in shared memory, and a tile of
+// the batch to itself; one barrier per step.
 //
 // The feed of wx decides the speed. A spare warp copies it into a ring in shared memory, and the others read it from
 // there a step ahead. Tried and lost: cp.async by the warps that need it (0.33 us per step at D = 64); registers filled
@@ -24,7 +25,8 @@ struct LocalShared {
                                                                 : 32);  // rows of a tile in different banks
   static constexpr int kStageBytes = C::kRows * kPitch;
   static constexpr int kRing = 2 * C::kHiddenBytes;
-  static constexpr int kBytes = kRing + C::kRing * kStageBytes;
+  static constexpr int kWeights = kRing + C::kRing * kStageBytes;
+  static constexpr int kBytes = kWeights + Weights<C>::kSharedBytes;
 };
 
 // What a lane of the spare warp copies in each step: pieces of kGrain bytes, dealt over the rows of the tile. Addresses
@@ -127,8 +129,9 @@ __device__ __forceinline__ void collect(float (&own)[C::kOwned][C::kTiles][4], c
 }
 
 template <bool kWide, class C>
-__device__ __forceinline__ void local_steps(const Tensors& t, const Place& place, std::uint32_t shared) {
+__device__ __forceinline__ void local_steps(const Tensors& t, const Place& place, char* memory) {
   using S = LocalShared<C>;
+  const std::uint32_t shared = ptx::shared_address(memory);
   constexpr int kUnitsApart = WxStream<C>::kUnitsApart;
   const Lane<C> lane{};
   const std::uint32_t from = ptx::opaque(shared + hidden_offset<C>(lane));
@@ -141,7 +144,7 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
   const std::uint32_t wx = ptx::opaque(lane.row(0) * S::kPitch + unit * C::kGates * 2);
   std::uint32_t stage = shared + S::kRing;
   Weights<C> weights;
-  load_weights<C>(weights, t, place, lane, nullptr);
+  load_weights<C>(weights, t, place, lane, memory + S::kWeights);
   Owned<C> owned;
   owned.load(t, place, lane);
   YStream<C> y(t, place, lane);
@@ -151,7 +154,7 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
     load_wx<C>(words, [&](int i, int e, int p) {
       return stage + wx + i * kUnitsApart * C::kGates * 2 + e * S::kPitch + p * C::kPieceBytes;
     });
-    stage = stage + S::kStageBytes == shared + S::kBytes ? shared + S::kRing : stage + S::kStageBytes;
+    stage = stage + S::kStageBytes == shared + S::kWeights ? shared + S::kRing : stage + S::kStageBytes;
   };
   end_step<C>();
   take_wx();
@@ -208,7 +211,7 @@ __device__ __forceinline__ void local_steps(const Tensors& t, const Place& place
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads + 32, 1) local_kernel(const __grid_constant__ Tensors t) {
-  static_assert(C::kKWarps == 1 && C::kRegisterKSteps == C::kKSteps, "all of R in registers, D not split");
+  static_assert(C::kKWarps == 1, "D is not split");
   static_assert(C::kSpareWarp && C::kRing >= 4, "a spare warp feeds wx at least 3 steps ahead");
   extern __shared__ __align__(16) char shared[];
   const Place place = place_of<C>(t);
@@ -228,9 +231,9 @@ __global__ void __launch_bounds__(C::kThreads + 32, 1) local_kernel(const __grid
       feed<0, C>(t, place, ring);
     }
   } else if (C::kUnitsPerLane == 1 || t.wide_y) {
-    local_steps<true, C>(t, place, base);
+    local_steps<true, C>(t, place, shared);
   } else {
-    local_steps<false, C>(t, place, base);
+    local_steps<false, C>(t, place, shared);
   }
 }
 

@@ -149,16 +149,14 @@ __device__ constexpr int k_step_at(int i) {
 
 template <class C>
 __device__ __forceinline__ void multiply(Sums<C>& sums, const Weights<C>& w, const Hidden<C>& h) {
-  Sums<C> second;  // a chain of dependent products takes 24 cycles each; two sets halve it
-  if constexpr (C::kSets == 2) {
+  // A chain of dependent products takes 24 cycles each. k-steps take turns with the sets of sums: shorter chains.
+  constexpr int kMore = C::kSets - 1;
+  Sums<C> more[kMore > 0 ? kMore : 1];
+  const auto set = [&](int i) -> Sums<C>& { return i == 0 ? sums : more[i - 1]; };
 #pragma unroll
-    for (int p = 0; p < C::kGroups; ++p) {
+  for (int i = 1; i < C::kSets; ++i) {
 #pragma unroll
-      for (int j = 0; j < C::kTiles; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) second[p][j][i] = 0.0f;
-      }
-    }
+    for (int f = 0; f < C::kGroups * C::kTiles * 4; ++f) set(i)[f / 4 / C::kTiles][f / 4 % C::kTiles][f % 4] = 0.0f;
   }
 #pragma unroll
   for (int i = 0; i < C::kKSteps; ++i) {
@@ -178,21 +176,18 @@ __device__ __forceinline__ void multiply(Sums<C>& sums, const Weights<C>& w, con
           const uint4 v = ptx::load_shared_16(w.rest + at);
           a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
         }
-        if (C::kSets == 2 && step % 2 != 0) {
-          ptx::mma<C::kType>(second[p][j], a, b0, b1);
-        } else {
-          ptx::mma<C::kType>(sums[p][j], a, b0, b1);
-        }
+        ptx::mma<C::kType>(set(i % C::kSets)[p][j], a, b0, b1);
       }
     }
   }
-  if constexpr (C::kSets == 2) {
 #pragma unroll
-    for (int p = 0; p < C::kGroups; ++p) {
+  for (int half = C::kSets / 2; half > 0; half /= 2) {
 #pragma unroll
-      for (int j = 0; j < C::kTiles; ++j) {
+    for (int i = 0; i < half; ++i) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[p][j][i] += second[p][j][i];
+      for (int f = 0; f < C::kGroups * C::kTiles * 4; ++f) {
+        const int p = f / 4 / C::kTiles, j = f / 4 % C::kTiles;
+        set(i)[p][j][f % 4] += set(i + half)[p][j][f % 4];
       }
     }
   }
