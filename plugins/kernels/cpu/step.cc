@@ -19,8 +19,9 @@ FLASHRNN_SIMD float* state_rows(const Recurrence& rec, int s, std::int64_t step)
 }
 
 // What the pointwise part of a group will touch, fetched to L2 while its product runs. Rows of wx and y lie too far
-// apart for the hardware to guess, and a large R drives the states out of L2 at every step. Spread over the tiles of the
-// product it takes 1.03 times an LSTM's step; wx place by place, during the group before, 0.99, a GRU or one row 1.00.
+// apart for the hardware to guess, and a large R drives the states out of L2 at every step. Spread over the tiles of
+// the product it takes 1.03 times an LSTM's step; wx place by place, during the group before, 0.99, a GRU or one
+// row 1.00.
 template <class Cell, class T>
 FLASHRNN_SIMD void prefetch_group(const Recurrence& rec, std::int64_t step, std::int64_t time, int first_block,
                                   int blocks) {
