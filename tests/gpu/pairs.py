@@ -41,8 +41,7 @@ def allowed(mode: str, values: dict[str, Any]) -> bool:
         return False
     least, most = D_RANGE[mode]
     if mode == "local":
-        most = 256 if values.get("cell", "elman") == "elman" else 128
-        most //= 2 if values.get("dtype") == "float32" else 1
+        most = 64 if values.get("dtype") == "float32" else 256 if values.get("cell", "elman") == "elman" else 128
     if mode == "grid":  # what stays on chip: tests/gpu/grid_configs.py
         most = most if values.get("cell", "elman") == "elman" else 2048
         most = min(most, 1024) if values.get("dtype") == "float32" else most
