@@ -39,8 +39,8 @@ class Case:
 
 
 def tensors(case: Case, device: str = "cuda") -> dict[str, torch.Tensor]:
-    """The five inputs: ``r`` scaled by 1/sqrt(D), half of that under ReLU, whose states grow without bound otherwise;
-    biases never zero, a positive sLSTM normalizer.
+    """The five inputs: ``r`` scaled by 1/sqrt(D), under ReLU half of that and at most 0.9/sqrt(D): its states grow
+    without bound otherwise (one unit with r = 1.2). Biases are never zero, the normalizer of the sLSTM is positive.
     """
     spec, T, B = case.spec, case.T, case.B
     generator = torch.Generator(device).manual_seed(case.seed)
@@ -58,9 +58,11 @@ def tensors(case: Case, device: str = "cuda") -> dict[str, torch.Tensor]:
     elif case.lengths == "ragged":
         lens = torch.randint(-1, T + 2, (B,), generator=torch.Generator().manual_seed(case.seed), dtype=torch.int32)
         lens[0] = max(T - 1, 0)
+    wx, unit = normal("wx", 1.0), 1 / math.sqrt(spec.head_dim)
+    r = normal("r", unit / 2).clamp(-0.9 * unit, 0.9 * unit) if spec.relu else normal("r", unit)
     return {
-        "wx": normal("wx", 1.0).to(dtype),
-        "r": normal("r", (0.5 if spec.relu else 1.0) / math.sqrt(spec.head_dim)).to(dtype),
+        "wx": wx.to(dtype),
+        "r": r.to(dtype),
         "b": normal("b", 0.5),
         "sequence_lens": lens.to(device),
         "initial_states": states,

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -111,13 +112,18 @@ def sanitize(folder: Path, log: Log, tools: Sequence[str], parts: int, more: Seq
             list(pool.map(lambda part, name=name: one(name, part), range(parts)))
 
 
+def shares_weights(row: dict[str, Any]) -> bool:
+    """Whether a part of R lies in shared memory."""
+    return bool(row) and 16 * row["register_k_steps"] * row["k_warps"] < row["padded_head_dim"]
+
+
 def small(lib: Library, log: Log, without_spare: bool, part: int, parts: int) -> None:
     """A few short launches for the sanitizers: of each cell and mode both kinds of batch tile, and what clips."""
     seen: set[tuple[object, ...]] = set()
     ran = 0
     for index, case in stress.samples(lib):
         row = lib.rows[index] if index != ALTERNATING else {}
-        kind = (*map(row.get, ("cell", "mode", "k_warps", "clips")), row.get("batch_tile", 0) > 4)
+        kind = (*map(row.get, ("cell", "mode", "k_warps", "clips")), row.get("batch_tile", 0) > 4, shares_weights(row))
         kind += (row.get("dtype") == "float32", case.spec if index == ALTERNATING else None)
         if kind in seen or (without_spare and row.get("spare_warp")):
             continue
