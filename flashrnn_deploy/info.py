@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from flashrnn_deploy import shared_library
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import load_model
 from flashrnn_deploy.graph import free_inputs, opset_of, walk_graphs, walk_nodes
@@ -53,7 +54,7 @@ def library_info(path: Path) -> dict[str, Any]:
         FlashRNNError: the library does not load, has no such function, or says no JSON.
     """
     try:
-        library = ctypes.CDLL(str(path.resolve()))
+        library = shared_library.load(path)
     except OSError as error:
         raise FlashRNNError(f"cannot load the library {path}: {error}") from error
     try:

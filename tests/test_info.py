@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from models import network
 from onnx import helper, numpy_helper
 
 from flashrnn_deploy import info
+from flashrnn_deploy.backends.ort import register
 from flashrnn_deploy.cli import main
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.op import RNNSpec
@@ -108,6 +110,29 @@ def test_a_library(tmp_path: Path, code: str, message: str) -> None:
     result = CliRunner().invoke(main, ["info", str(library), "--json"])
     assert json.loads(result.stdout) == {"kind": "plugin library", "file": str(library), "architectures": [90]}
     assert "architectures" in CliRunner().invoke(main, ["info", str(library)]).stdout
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a library")
+def test_a_library_that_was_cut_off_or_is_for_another_processor(tmp_path: Path) -> None:
+    """The loader would map the file and end the process by SIGBUS."""
+    (tmp_path / "lib.c").write_text('const char *flashrnn_info(void) { return "{}"; }\n')
+    whole, part = tmp_path / "lib.so", tmp_path / "part.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", whole, tmp_path / "lib.c"], check=True)
+    data = whole.read_bytes()
+    for size in (40, 100, 3000, len(data) // 2, len(data) - 1):
+        part.write_bytes(data[:size])
+        for act in (lambda: info.describe_file(part), lambda: register(None, part)):
+            with pytest.raises(FlashRNNError, match=rf"part.so is cut off: {size} .*copy or build it again"):
+                act()
+    machine = {"x86_64": 183, "aarch64": 62}[platform.machine()]
+    part.write_bytes(data[:18] + machine.to_bytes(2, "little") + data[20:])
+    with pytest.raises(
+        FlashRNNError, match=rf"part.so is for (x86_64|aarch64), and this machine is {platform.machine()}"
+    ):
+        info.describe_file(part)
+    part.write_bytes(b"text\n")
+    with pytest.raises(FlashRNNError, match="cannot load the library"):
+        info.describe_file(part)
 
 
 def test_double_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from flashrnn_deploy import bfloat16
+from flashrnn_deploy import bfloat16, shared_library
 from flashrnn_deploy.cells import Array
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.graph import walk_nodes
@@ -211,6 +211,7 @@ def register(session_options: Any, library: Path | str) -> None:
     path = Path(library).resolve()
     if not path.is_file():
         raise FlashRNNError(f"there is no plugin library {path}; build it with `flashrnn-deploy build-plugins`")
+    shared_library.check(path)
     try:
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime's own classes share no base but Exception

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from flashrnn_deploy import shared_library
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import printable
 from flashrnn_deploy.info import library_info
@@ -149,7 +150,7 @@ def load_plugins(trt: Any, log: Any, libraries: Sequence[Path]) -> None:
         if not library.is_file():
             raise FlashRNNError(f"there is no plugin library {library}; build it with: {BUILD_LIBRARY}")
         try:
-            handle = ctypes.CDLL(str(library))
+            handle = shared_library.load(library)
         except OSError as error:
             raise FlashRNNError(f"cannot load the plugin library {library}: {one_line(error)}") from error
         if _registers(trt, library, handle) and _handle(trt, str(library), library.stat().st_mtime_ns) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from flashrnn_deploy import shell, streaming
+from flashrnn_deploy import shared_library, shell, streaming
 from flashrnn_deploy.coverage import engine_shortfall
 from flashrnn_deploy.engine import api, network, sidecar
 from flashrnn_deploy.engine.dtypes import dtype_name
@@ -122,7 +121,7 @@ def build_engine(
             )
             (folder / output.name).write_bytes(data)
             _write_sidecar(folder / output.name, report)
-    if library and api.is_ours(ctypes.CDLL(str(library.resolve()))):
+    if library and api.is_ours(shared_library.load(library)):
         specs = {node.name or node_label(node): spec for node, spec in nodes}
         capabilities = targets.get("targets") or [targets["compute_capability"]]
         if text := engine_shortfall(library, library_info(library), specs, capabilities):
@@ -251,5 +250,5 @@ def _add_profile(builder: Any, config: Any, net: Any, profiles: Mapping[str, Pro
 
 def _flashrnn_library(plugins: Sequence[Path]) -> Path | None:
     """The library that says it is ours; the only one where none does."""
-    ours = [path for path in plugins if api.is_ours(ctypes.CDLL(str(path.resolve())))]
+    ours = [path for path in plugins if api.is_ours(shared_library.load(path))]
     return next(iter(ours or plugins), None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashrnn_deploy import gpus
+from flashrnn_deploy import gpus, shared_library
 from flashrnn_deploy.engine import api
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import printable
@@ -94,7 +93,7 @@ def check_products(trt: Any, network: Any, targets: Sequence[str]) -> None:
 
 def code_of(library: Path) -> list[str]:
     """The architectures that a plugin library has machine code for ("86", "90a"); empty where it does not say."""
-    if not api.is_ours(ctypes.CDLL(str(library.resolve()))):
+    if not api.is_ours(shared_library.load(library)):
         return []
     return list(map(str, library_info(library).get("cuda_architectures") or []))
 
