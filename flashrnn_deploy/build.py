@@ -190,7 +190,8 @@ def _locked(folder: Path, identity: dict[str, Any]) -> Iterator[Path]:
     """``folder`` made, emptied where it is of another build, and this process alone in it."""
     import fcntl
 
-    stamp, text = folder / _STAMP, json.dumps(identity, indent=2) + "\n"
+    # A CMake tree is of one place: moved or copied it is made anew.
+    stamp, text = folder / _STAMP, json.dumps(identity | {"folder": str(folder.resolve())}, indent=2) + "\n"
     try:
         if folder.is_dir() and any(folder.iterdir()) and not stamp.is_file():
             raise FlashRNNError(f"{folder} exists and is not of build-plugins: choose another -o DIR")

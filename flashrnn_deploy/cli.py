@@ -29,6 +29,8 @@ class _Group(click.Group):
                 return super().invoke(ctx)
         except FlashRNNError as error:
             message = str(error)
+        except MemoryError as error:
+            message = f"this needs more memory than there is: {error}"
         except ModuleNotFoundError as error:
             package = (error.name or "").split(".")[0]
             if package not in _CURES:

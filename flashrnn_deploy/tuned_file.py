@@ -103,6 +103,8 @@ def _entry(values: dict[str, Any], where: str) -> Entry:
         spec = RNNSpec(**values["spec"])
     except FlashRNNError as error:  # values that do not go together
         raise ValueError(f"{where}.spec: {error}") from error
+    if not values["timings"]:
+        raise ValueError(f"{where}.timings is empty")
     timings = []
     for i, timing in enumerate(values["timings"]):
         if (timing["step_us"] is None) != bool(timing["excluded"]):

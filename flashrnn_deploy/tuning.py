@@ -95,7 +95,7 @@ def _reason(entry: Entry, devices: Sequence[GPU], sources: str) -> str:
     """Why a build does not use an entry; empty where it does."""
     device = next((gpu for gpu in devices if is_for(entry, gpu)), None)
     if device is None:
-        return f"this build is not for {entry.product}"
+        return f"this build is not for {entry.product} with {entry.sms} SMs"
     if entry.source_hash != sources:
         return "the kernels' sources have changed since"
     if not all(_offered(entry, device, timing.config) for timing in entry.timings):

@@ -103,6 +103,21 @@ def test_a_library_of_an_earlier_build_is_told(built: Path, exported: Path) -> N
     assert build.build_plugins([exported], ["cpu"], built)["notes"] == []
 
 
+def test_a_build_folder_that_was_moved_or_copied_is_made_anew(tmp_path: Path) -> None:
+    """CMake refuses a tree of another place, by a message that does not say what to do."""
+    for moved in (False, True):
+        with build._locked(tmp_path / "a" / "build", {"version": "1"}) as folder:
+            (folder / "CMakeCache.txt").touch()
+        with build._locked(tmp_path / "a" / "build", {"version": "1"}) as folder:
+            assert (folder / "CMakeCache.txt").exists()
+        if moved:
+            (tmp_path / "a").rename(tmp_path / "moved")
+        else:
+            shutil.copytree(tmp_path / "a", tmp_path / "copied")
+        with build._locked(tmp_path / ("moved" if moved else "copied") / "build", {"version": "1"}) as folder:
+            assert not (folder / "CMakeCache.txt").exists()
+
+
 def test_one_build_at_a_time(built: Path, exported: Path) -> None:
     import fcntl
 

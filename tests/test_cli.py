@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,10 @@ def test_quickstart(calls: list[Any]) -> None:
             "error: this needs pycuda, which is not installed: pip install pycuda; where that does not compile: "
             "flashrnn-deploy doctor\n",
         ),
+        (
+            MemoryError("Unable to allocate 298. GiB"),
+            "this needs more memory than there is: Unable to allocate 298. GiB",
+        ),
     ],
 )
 def test_mistakes_are_one_line(
@@ -157,6 +162,13 @@ def test_bugs_keep_their_traceback(calls: list[Any], monkeypatch: pytest.MonkeyP
         CliRunner().invoke(main, ["export", "net.py:make", "-o", "m.onnx"], catch_exceptions=False)
 
 
+def test_an_empty_path_is_none(tmp_path: Path) -> None:
+    """What an unset variable of the shell leaves; Path("") would be the current folder."""
+    result = CliRunner().invoke(main, ["build-plugins", "m.onnx", "--gpu", "cpu", "-o", ""])
+    assert result.exit_code == 2
+    assert "the path is empty" in result.stderr
+
+
 def test_solve() -> None:
     layer = {"cell": "lstm", "heads": "1", "head-dim": "768", "batch": "16", "dtype": "bfloat16", "gpu": "h200"}
     command = ["solve", *(part for name, value in layer.items() for part in (f"--{name}", value))]
@@ -169,6 +181,9 @@ def test_solve() -> None:
     explained = CliRunner().invoke(main, [*command, "--explain"]).stdout
     assert "candidates removed" in explained
     assert all(entry["constraint"] in explained for entry in facts["explain"])
+    cut, examined = map(int, re.findall(r"(\d+) could not be better than what was known, (\d+) were", explained)[0])
+    assert examined > 0
+    assert cut + examined + sum(entry["removed"] for entry in facts["explain"]) == facts["candidates"]
 
 
 def test_solve_tells_what_the_alternating_mode_has_and_no_more() -> None:

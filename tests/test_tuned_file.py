@@ -122,6 +122,7 @@ def test_every_field_has_to_be_there_and_no_other(tmp_path: Path) -> None:
             {"spec.reverse": 1, "spec.num_directions": 2},
             "entries[0].spec: lstm op: reverse must be 0 with two directions",
         ),
+        ({"timings": []}, "entries[0].timings is empty"),
         ({"timings[0].step_us": None}, "entries[0].timings[0] needs either step_us or excluded"),
         ({"timings[0].excluded": "wrong"}, "entries[0].timings[0] needs either step_us or excluded"),
     ],

@@ -37,7 +37,10 @@ def solve(batch: int, gpu: str, explain: bool, as_json: bool, **spec: Any) -> No
     reasons = facts.pop("explain")
     table("solution", ("", ""), _told(facts).items())
     if explain:
-        table("explain", ("constraint", "candidates removed"), [(r["constraint"], r["removed"]) for r in reasons])
+        removed = [(r["constraint"], r["removed"]) for r in reasons]
+        table("explain", ("constraint", "candidates removed"), removed)
+        examined = facts["candidates"] - facts["cut"] - sum(count for _, count in removed)
+        click.echo(f"{facts['cut']} could not be better than what was known, {examined} were examined")
 
 
 @click.command("build-plugins")

@@ -14,7 +14,17 @@ import click
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.files import printable
 
-PATH = click.Path(path_type=Path)
+
+class _Path(click.Path):
+    """A path that is not empty: ``Path("")`` is the current folder, and an unset variable of the shell is ""."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(path_type=Path)
 
 
 class Whole(click.IntRange):
