@@ -210,11 +210,12 @@ def _streaming(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> dict[
 def _streaming_float32(spec: RNNSpec, share: _Share, kernel: _Kernel, gpu: GPU) -> dict[str, float]:
     """Products on the FMA units, 4 or 8 rows at a time. Behind the first tile of the batch R is read from L2."""
     from_l2 = min(_num_bytes(spec), gpu.l2_bytes)
-    memory = (from_l2 / 1.25 + _num_bytes(spec) - from_l2) / gpu.memory_gbs
+    memory = (from_l2 / 1.25 + (_num_bytes(spec) - from_l2) / STREAMING_SHARE) / gpu.memory_gbs
     units = share.units / share.passes
     products = units * spec.definition.num_gates * kernel.rows * spec.head_dim / 32 / gpu.clock_mhz * 1000
     runs = share.launches * share.turns * max(800 + 500 * kernel.slices(spec), products)
-    return {"waiting for each other": 1700.0 * share.launches, "arithmetic": max(memory, runs)}
+    slower = "reading R from memory" if memory > runs else "arithmetic"
+    return {"waiting for each other": 1700.0 * share.launches, slower: max(memory, runs)}
 
 
 def _tiled(spec: RNNSpec, share: _Share, gpu: GPU) -> dict[str, float]:
