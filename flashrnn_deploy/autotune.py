@@ -139,7 +139,8 @@ def short(config: KernelConfig) -> str:
     size = f" {config.cluster_size}" if config.mode == "cluster" else ""
     words = (
         f"{config.mode}{size}", f"{config.units_per_block} units", f"batch tile {config.batch_tile}",
-        f"{config.row_warps}x{config.k_warps} warps", *["2 sums"] * (config.accumulator_sets > 1),
+        f"{config.row_warps}x{config.k_warps} warps",
+        *[f"{config.accumulator_sets} sums"] * (config.accumulator_sets > 1),
         *[f"{config.replicas} copies"] * (config.replicas > 1),
     )  # fmt: skip
     return ", ".join(words)

@@ -149,6 +149,7 @@ def get(name: str, others: str = "local for the installed one") -> GPU:
     Raises:
         FlashRNNError: the name is not in the table, or ``local`` finds no driver or no device.
     """
+    name = name.lower()
     if name == "local":
         return read_device(_load_driver())
     if name not in GPUS:

@@ -57,7 +57,7 @@ class Tiling:
     activations: tuple[int, int]
     latency: int = 0
     kept_registers: int = 0  # values per lane and tile that must stay apart from the accumulators
-    largest_local: int = 128  # head_dim from which on reading R from shared memory costs more than an exchange of h
+    largest_local: int = 128  # head_dim beyond which reading R from shared memory costs more than an exchange of h
 
 
 TILINGS = {
@@ -186,9 +186,9 @@ class Model:
         """How many blocks share an SM, and how many heads' tiles run at once, one launch or wave after the other.
 
         Blocks of the local mode and clusters are independent: what does not fit waits. The grid mode takes as many
-        heads' tiles at once as the device has room for. Compiled kernels of the cluster mode take 16 to 42 registers
-        fewer than the estimate, those of the grid up to 10 more; a head that does not fit beside the others is a launch
-        of its own, so it is better to be careful.
+        heads' tiles at once as the device has room for. Compiled kernels of the cluster mode mostly take 16 to 50
+        registers fewer than the estimate, those of the grid up to 10 more; a head that does not fit beside the others
+        is a launch of its own, so it is better to be careful.
         """
         gpu, by_mode = self.gpu, self._by_mode
         registers = minimum(255, self.registers + by_mode(8, -16, 12))
@@ -232,7 +232,8 @@ class Model:
         feeds = any_of(not_local, self.AUX == 1) if not self.fma else self.AUX == 0
         need("spare_warp", all_of(feeds, any_of(local, self.AUX == 0)))
         need("replicas", any_of(self.REP == 1, all_of(grid, self.REP * self.BT <= 8)))
-        need("ring_depth", on_chip(self.PF >= 4, any_of(local, self.PF <= 8)))
+        small_local = all_of(local, self.D <= 64) if not self.fma else local
+        need("ring_depth", on_chip(self.PF >= 4, any_of(small_local, self.PF <= 8)))
         if self.fma:
             fma_model.constrain(self)
             return
@@ -241,8 +242,8 @@ class Model:
         need("whole_row_warps", on_chip(divides(group * self.WM, self.UB)))
         need("whole_k_steps", on_chip(divides(32 * self.WK, self.D)))
         need("register_k_steps_exist", on_chip(self.KR <= self.KS))
-        # Long chains of one m-tile gain by them. The Elman cell: 1x128, local, 0.183 us in place of 0.162; LSTM: 1x256,
-        # 0.414 in place of 0.377.
+        # Long chains of one m-tile gain by them. Elsewhere they lose: Elman, 1x128, local, 0.183 us in place of 0.162;
+        # LSTM, 1x256, 0.414 in place of 0.377.
         need("four_sets", any_of(self.SPL <= 2, all_of(cluster, self.KS >= 16)))
 
     def _cost(self) -> None:
@@ -299,7 +300,7 @@ class Model:
         arrival = packets * by_mode(0, 220 * 32, 30 * cycle) // (pollers * 32)
         m_tiles = (self.UB // tiling.group) * tiling.tiles
         # Adding up sets of sums; and four of them lengthen the step of a cluster with each warp.
-        sets = Table({1: 0, 2: 3 * cycle, 4: 25 * cycle}.__getitem__, self.SPL) * tiles * by_mode(1, 0, 0)
+        sets = (self.SPL - 1) * tiles * by_mode(3 * cycle, 0, 0)
         sets += Table(lambda spl, warps: (2 if spl == 2 else 25 * warps if spl == 4 else 0) * cycle,
                       self.SPL, self.WM) * by_mode(0, 1, 1)  # fmt: skip
         split = Table(  # a lane of a group of 16 adds up two units

@@ -160,16 +160,3 @@ def test_on_small_devices_a_step_takes_its_turns(gpu: str, cell: str, heads: int
     """What stays on chip is that of the blocks there are, and each pass of many units costs time."""
     spec = RNNSpec(cell, heads, head_dim, dtype="bfloat16")
     assert kernel_config.solve(spec, batch, gpus.GPUS[gpu]).config.mode == "grid"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "cell", "heads", "most"),
-    [("orin-agx", "lstm", 12, 0.9), ("orin-nano", "lstm", 1, 1.7), ("a100", "gru", 1, 0.6), ("l4", "elman", 6, 0.4)],
-)
-def test_a_head_of_128_units_is_one_block_where_there_are_no_clusters(
-    gpu: str, cell: str, heads: int, most: float
-) -> None:
-    """Up to 12 of them at once on 16 multiprocessors, in a third to two thirds of what the grid mode takes."""
-    solution = kernel_config.solve(RNNSpec(cell, heads, 128, dtype="bfloat16"), 4, gpus.GPUS[gpu])
-    assert (solution.config.mode, solution.config.cluster_size) == ("local", 1)
-    assert solution.predicted_step_us <= most

@@ -176,7 +176,7 @@ __device__ __forceinline__ void multiply(Sums<C>& sums, const Weights<C>& w, con
           const uint4 v = ptx::load_shared_16(w.rest + at);
           a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
         }
-        ptx::mma<C::kType>(set(i % C::kSets)[p][j], a, b0, b1);
+        ptx::mma<C::kType>(set(step % C::kSets)[p][j], a, b0, b1);
       }
     }
   }
