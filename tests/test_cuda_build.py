@@ -106,6 +106,7 @@ def test_one_kernel_of_each_cell_and_mode_compiles_without_spills(tmp_path: Path
 
 
 @needs_nvcc
+@pytest.mark.full
 def test_a_block_of_128_units_spills_a_few_words(tmp_path: Path) -> None:
     """A k-step less in registers costs a quarter of the time; nine warps have 168 registers each."""
     rows = [r for r in configs.ROWS if (r["mode"], r["dtype"], r["padded_head_dim"]) == ("local", "float16", 128)]
