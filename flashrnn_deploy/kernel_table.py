@@ -15,12 +15,12 @@ from flashrnn_deploy import kernel_config
 from flashrnn_deploy.errors import FlashRNNError
 from flashrnn_deploy.gpus import GPU
 from flashrnn_deploy.kernel_config import KernelConfig, Solution
-from flashrnn_deploy.op import RNNSpec
+from flashrnn_deploy.op import LARGEST_SIZE, RNNSpec
 
 BATCHES = (1, 4, 16, 64)
 """Batch sizes that configurations are chosen for by default; each serves the batches above the one before it."""
 
-LARGEST_BATCH = 2**31 - 1
+LARGEST_BATCH = LARGEST_SIZE
 HEADER = "// Kernels of this build, one a line (plugins/kernels/cuda/config.h). Written by build-plugins.\n"
 KEYS = ("cell", "dtype", "compute_capability", "min_batch", "max_batch", "clips")
 FIELDS = (*KEYS, *(f.name for f in fields(KernelConfig)))

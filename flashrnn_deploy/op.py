@@ -23,8 +23,9 @@ OPSET_VERSION = 1
 INPUTS = ("wx", "r", "b", "sequence_lens", "initial_states")
 OUTPUTS = ("y", "final_states")
 FULL_LENGTH = 2**31 - 1
-LARGEST_SIZE = 2**31 - 1
 """The value of a constant ``sequence_lens`` of shape [1] that means "every row is full": lengths are clamped to T."""
+LARGEST_SIZE = 2**31 - 1
+"""Of heads, units and rows of the batch."""
 
 DTYPES = {
     "float32": TensorProto.FLOAT,

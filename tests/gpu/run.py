@@ -118,7 +118,9 @@ def shares_weights(row: dict[str, Any]) -> bool:
 
 
 def small(lib: Library, log: Log, without_spare: bool, part: int, parts: int) -> None:
-    """A few short launches for the sanitizers: of each cell and mode both kinds of batch tile, and what clips."""
+    """A few short launches for the sanitizers: of each cell and mode both kinds of batch tile, and what clips; R in
+    registers alone and in shared memory too.
+    """
     seen: set[tuple[object, ...]] = set()
     ran = 0
     for index, case in stress.samples(lib):
