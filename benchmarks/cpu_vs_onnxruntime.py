@@ -113,7 +113,9 @@ def compare(cell: str, hidden: int, batch: int, steps: int, threads: int, repeat
 
 
 @click.command()
-@click.option("--library", type=click.Path(exists=True, path_type=Path), required=True, help="libflashrnn.so")
+@click.option(
+    "--library", type=click.Path(exists=True, resolve_path=True, path_type=Path), required=True, help="libflashrnn.so"
+)
 @click.option("--cell", "cells", multiple=True, default=("lstm", "gru"), type=click.Choice(["lstm", "gru"]))
 @click.option("--hidden", "hiddens", multiple=True, default=(128, 256, 512), type=int)
 @click.option("--batch", "batches", multiple=True, default=(1, 16), type=int)

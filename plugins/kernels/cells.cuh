@@ -89,12 +89,22 @@ struct Lstm {
   template <class Math, class V = typename Math::Value>
   static FLASHRNN_INLINE void step(const V (&x)[G], const V (&rh)[G], const V (&b)[Gb], V (&s)[S],
                                    const CellOptions& options) {
+    step_c<Math>(x, rh, b, s, options);
+    step_h<Math>(s, options);
+  }
+  // The two parts of a step. Between them o is in the place of h.
+  template <class Math, class V = typename Math::Value>
+  static FLASHRNN_INLINE void step_c(const V (&x)[G], const V (&rh)[G], const V (&b)[Gb], V (&s)[S],
+                                     const CellOptions& options) {
     const V i = Math::sigmoid(bound(x[0] + rh[0] + b[0], options.clip));
     const V f = Math::sigmoid(bound(x[1] + rh[1] + b[1], options.clip));
     const V z = Math::tanh(bound(x[2] + rh[2] + b[2], options.clip));
-    const V o = Math::sigmoid(bound(x[3] + rh[3] + b[3], options.clip));
+    s[0] = Math::sigmoid(bound(x[3] + rh[3] + b[3], options.clip));
     s[1] = f * s[1] + i * z;
-    s[0] = o * Math::tanh(bound(s[1], options.clip));
+  }
+  template <class Math, class V = typename Math::Value>
+  static FLASHRNN_INLINE void step_h(V (&s)[S], const CellOptions& options) {
+    s[0] = s[0] * Math::tanh(bound(s[1], options.clip));
   }
 };
 

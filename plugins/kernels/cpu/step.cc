@@ -2,6 +2,7 @@
 // FLASHRNN_ISA_NAME its name.
 #include "step.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "math.h"
@@ -18,26 +19,17 @@ FLASHRNN_SIMD float* state_rows(const Recurrence& rec, int s, std::int64_t step)
   return s == 0 && !T::kRounds ? rec.h[step & 1] : rec.states + s * rec.rows * rec.stride;
 }
 
-// What the pointwise part of a group will touch, fetched to L2 while its product runs. Rows of wx and y lie too far
-// apart for the hardware to guess, and a large R drives the states out of L2 at every step. Spread over the tiles of
-// the product it takes 1.03 times an LSTM's step; wx place by place, during the group before, 0.99, a GRU or one
-// row 1.00.
+// Of wx and y each line is new, and rows lie too far apart for the hardware to guess the next one.
 template <class Cell, class T>
-FLASHRNN_SIMD void prefetch_group(const Recurrence& rec, std::int64_t step, std::int64_t time, int first_block,
-                                  int blocks) {
+FLASHRNN_SIMD Upcoming upcoming_rows(const Recurrence& rec, std::int64_t time, int first_block, int blocks) {
   using Element = typename T::Element;
-  constexpr int line = kLineBytes / int{sizeof(Element)};
-  const int unit = first_block * kLanes, units = blocks * kLanes;
-  for (int row = 0; row < rec.rows; ++row) {
-    const auto* wx = static_cast<const Element*>(rec.wx) + time * rec.wx_time + row * rec.wx_row + unit * Cell::G;
-    for (int i = 0; i < units * Cell::G; i += line) __builtin_prefetch(wx + i, 0, 2);
-    for (int s = 0; s < Cell::S; ++s) {
-      const float* state = state_rows<T>(rec, s, step + 1) + row * rec.stride + unit;
-      for (int i = 0; i < units; i += kLineBytes / int{sizeof(float)}) __builtin_prefetch(state + i, 1, 2);
-    }
-    const auto* y = static_cast<Element*>(rec.y) + time * rec.y_time + row * rec.y_row + unit;
-    for (int i = 0; i < units; i += line) __builtin_prefetch(y + i, 1, 2);
-  }
+  constexpr std::ptrdiff_t element = sizeof(Element);
+  const std::ptrdiff_t unit = first_block * kLanes, units = blocks * kLanes;
+  Upcoming rows;
+  rows.add(static_cast<const Element*>(rec.wx) + time * rec.wx_time + unit * Cell::G, rec.wx_row * element,
+           units * Cell::G * element);
+  rows.add(static_cast<Element*>(rec.y) + time * rec.y_time + unit, rec.y_row * element, units * element);
+  return rows;
 }
 
 // One vector per gate from [unit][gate] in memory, of which `units` exist.
@@ -70,7 +62,7 @@ FLASHRNN_SIMD void write_units(Element* to, int units, F x) {
 template <class Cell, class T, bool whole>
 struct Place {
   using Element = typename T::Element;
-  Place(const Recurrence& rec, std::int64_t time, int first_block, const F* product)
+  Place(const Recurrence& rec, std::int64_t time, int first_block, F* product)
       : wx(static_cast<const Element*>(rec.wx) + time * rec.wx_time + first_block * kLanes * Cell::G),
         y(static_cast<Element*>(rec.y) + time * rec.y_time + first_block * kLanes),
         rh(product),
@@ -97,13 +89,18 @@ struct Place {
 
   const Element* wx;
   Element* y;
-  const F* rh;
+  F* rh;
   std::ptrdiff_t at;  // in h and in each of the states
   int row, unit;
 };
 
-// Cell::step of two places. The sLSTM chooses with ?:, which pairs cannot.
-template <class Cell, int G = Cell::G, int Gb = Cell::Gb, int S = Cell::S>
+// An LSTM's h is made in a second loop over the places of a group: no step of the first loop's chain waits for tanh(c).
+// 0.98 times the op's time at D = 128, 0.99 at 256 (AVX2).
+template <class Cell, bool whole>
+constexpr bool kTwoLoops = whole && std::is_same_v<Cell, Lstm>;
+
+// Cell::step, or its first part, of two places. The sLSTM chooses with ?:, which pairs cannot.
+template <class Cell, bool first_part, int G = Cell::G, int Gb = Cell::Gb, int S = Cell::S>
 FLASHRNN_SIMD void step_both(const F (&x)[2][G], const F (&rh)[2][G], const F (&b)[2][Gb], F (&state)[2][S],
                              const CellOptions& options) {
   if constexpr (std::is_same_v<Cell, Slstm>) {
@@ -114,7 +111,11 @@ FLASHRNN_SIMD void step_both(const F (&x)[2][G], const F (&rh)[2][G], const F (&
     for (int g = 0; g < G; ++g) rhs[g] = {rh[0][g], rh[1][g]};
     for (int g = 0; g < Gb; ++g) bs[g] = {b[0][g], b[1][g]};
     for (int s = 0; s < S; ++s) states[s] = {state[0][s], state[1][s]};
-    Cell::template step<VectorMath<FF>>(xs, rhs, bs, states, options);
+    if constexpr (first_part) {
+      Cell::template step_c<VectorMath<FF>>(xs, rhs, bs, states, options);
+    } else {
+      Cell::template step<VectorMath<FF>>(xs, rhs, bs, states, options);
+    }
     for (int s = 0; s < S; ++s) state[0][s] = states[s].a, state[1][s] = states[s].b;
   }
 }
@@ -145,18 +146,55 @@ FLASHRNN_SIMD void write_place(const Recurrence& rec, std::int64_t step, bool ac
   write_units<T>(place.y, place.units(rec), y);
 }
 
-// The pointwise part of two places, which may be the same one.
+// Known to the compiler: no branch around each activation.
+template <bool whole>
+FLASHRNN_SIMD CellOptions options_of(const Recurrence& rec) {
+  CellOptions options = rec.options;
+  if (whole) options.clip = 0;
+  return options;
+}
+
+// The pointwise part of two places, which may be the same one. Of two loops the first: what Cell::step_c leaves is put
+// in the place of the product.
 template <class Cell, class T, bool whole>
 FLASHRNN_SIMD void advance(const Recurrence& rec, std::int64_t step, std::int64_t time,
                            const Place<Cell, T, whole>& one, const Place<Cell, T, whole>& other) {
   F x[2][Cell::G], rh[2][Cell::G], b[2][Cell::Gb], state[2][Cell::S];
   read_place(rec, step, one, x[0], rh[0], b[0], state[0]);
   read_place(rec, step, other, x[1], rh[1], b[1], state[1]);
-  CellOptions options = rec.options;
-  if (whole) options.clip = 0;  // known to the compiler: no branch around each activation
-  step_both<Cell>(x, rh, b, state, options);
-  write_place(rec, step, one.active(rec, time), one, state[0]);
-  write_place(rec, step, other.active(rec, time), other, state[1]);
+  step_both<Cell, kTwoLoops<Cell, whole>>(x, rh, b, state, options_of<whole>(rec));
+  if constexpr (kTwoLoops<Cell, whole>) {
+    for (int s = 0; s < Cell::S; ++s) one.rh[s] = state[0][s], other.rh[s] = state[1][s];
+  } else {
+    write_place(rec, step, one.active(rec, time), one, state[0]);
+    write_place(rec, step, other.active(rec, time), other, state[1]);
+  }
+}
+
+// The second loop's part.
+template <class Cell, class T, bool whole>
+FLASHRNN_SIMD void finish(const Recurrence& rec, std::int64_t step, const Place<Cell, T, whole>& one,
+                          const Place<Cell, T, whole>& other) {
+  FF states[Cell::S];
+  for (int s = 0; s < Cell::S; ++s) states[s] = {one.rh[s], other.rh[s]};
+  Cell::template step_h<VectorMath<FF>>(states, options_of<whole>(rec));
+  F state[2][Cell::S];
+  for (int s = 0; s < Cell::S; ++s) state[0][s] = states[s].a, state[1][s] = states[s].b;
+  write_place(rec, step, true, one, state[0]);
+  write_place(rec, step, true, other, state[1]);
+}
+
+// Calls visit(one, other) for pairs of places: neighbouring rows, or blocks where there is one row. Pairs of blocks
+// throughout: 1.1 times the time. Four at once: 1.25 times, for want of registers.
+template <class Cell, class T, bool whole, class Visit>
+FLASHRNN_SIMD void for_each_pair(const Recurrence& rec, int blocks, Place<Cell, T, whole> place, const Visit& visit) {
+  const int places = rec.rows * blocks;
+  for (int i = 0; i < places; i += 2) {
+    const Place<Cell, T, whole> one = place;
+    if (i + 1 < places) place.next(rec);
+    visit(one, place);
+    place.next(rec);
+  }
 }
 
 // How far ahead wx is fetched to L1: its rows come from L2 or farther, and a pair of places takes 60 ns. 0.96 times the
@@ -168,25 +206,24 @@ void step_group(const Recurrence& rec, std::int64_t step, std::int64_t time, boo
   const int first = rec.first_block(group), blocks = rec.first_block(group + 1) - first;
   F acc[kMaxRows * kGroupVectors];
   if (active) {
-    prefetch_group<Cell, T>(rec, step, time, first, blocks);
-    recurrent_product<T>(rec, rec.h[step & 1], group, next_group, blocks * Cell::G, acc);
+    const Upcoming rows = upcoming_rows<Cell, T>(rec, time, first, blocks);
+    recurrent_product<T>(rec, rec.h[step & 1], group, next_group, blocks * Cell::G, acc, rows);
   }
   const Recurrence here = rec;  // which no store below can alias: its fields need not be read again
-  // Pairs are of neighbouring rows, or of blocks where there is one row. Pairs of blocks throughout: 1.1 times the
-  // time. Four at once: 1.25 times, for want of registers. tanh(c) of an LSTM in a second loop, so that no step of the
-  // chain waits for it: 0.99 times the op's time, not worth a cell in two parts.
-  Place<Cell, T, whole> place(here, time, first, acc), ahead = place;
+  const Place<Cell, T, whole> begin(here, time, first, acc);
+  Place<Cell, T, whole> ahead = begin;
   for (int i = 0; i < kPlacesAhead; ++i) ahead.next(here);
-  const int places = here.rows * blocks;
-  for (int i = 0; i < places; i += 2) {
+  for_each_pair(here, blocks, begin, [&](const auto& one, const auto& other) __attribute__((always_inline)) {
     for (int j = 0; j < 2; ++j, ahead.next(here)) {
       constexpr int line = kLineBytes / int{sizeof *ahead.wx};
       for (int k = 0; k < kLanes * Cell::G; k += line) __builtin_prefetch(ahead.wx + k, 0, 3);
     }
-    const Place<Cell, T, whole> one = place;
-    if (i + 1 < places) place.next(here);
-    advance(here, step, time, one, place);
-    place.next(here);
+    advance(here, step, time, one, other);
+  });
+  if constexpr (kTwoLoops<Cell, whole>) {
+    for_each_pair(here, blocks, begin, [&](const auto& one, const auto& other) __attribute__((always_inline)) {
+      finish(here, step, one, other);
+    });
   }
 }
 
@@ -205,7 +242,8 @@ void step(const Recurrence& rec, std::int64_t step, int first, int last) {
   // (4 MB of R over 2 MB of L2): 1.4 times the speed of always running forward.
   for (int i = first; i < last; ++i) {
     const int group = step & 1 ? first + last - 1 - i : i;
-    const int next = i + 1 == last ? group : step & 1 ? group - 1 : group + 1;
+    // The last one is the first of the step to come.
+    const int next = std::clamp(step & 1 ? group - 1 : group + 1, 0, rec.groups - 1);
     group_step(rec, step, time, active, group, next);
   }
 }
