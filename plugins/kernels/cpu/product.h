@@ -117,6 +117,7 @@ FLASHRNN_SIMD const float* opaque(const float* pointer) {
 // Written for few instructions, of which the loop is bound where a neighbour has the core's other hardware thread: nine
 // k per turn take 0.98 times an LSTM's step at D = 256. The first chain of all is stored: to add it to zeros, written
 // before, takes 0.02 of a step (D = 128, B = 16). Inlined into its caller it keeps fewer things in registers: 1.01.
+// `pass` by value, on the stack: 1.02.
 template <class T, int columns, int rows, int lines>
 __attribute__((noinline)) void multiply(const Pass<typename T::Element>& pass, const float* h, std::ptrdiff_t h_row,
                                         F* acc) {
