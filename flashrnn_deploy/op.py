@@ -76,6 +76,9 @@ class RNNSpec:
 
         need(self.cell in CELLS, f"unknown cell; the cells are {', '.join(CELLS)}")
         need(self.dtype in DTYPES, f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        for name in ("num_heads", "head_dim"):
+            value = getattr(self, name)
+            need(hasattr(value, "__index__"), f"{name} must be a whole number, not {value!r}")
         need(self.num_heads >= 1, f"num_heads must be at least 1, not {self.num_heads}")
         need(self.head_dim >= 1, f"head_dim must be at least 1, not {self.head_dim}")
         for name in ("num_heads", "head_dim", "hidden_size"):
@@ -107,7 +110,8 @@ class RNNSpec:
     @property
     def attributes(self) -> dict[str, int | float | str]:
         """All attributes of the node, in the order of the schema. They are always written, defaults too."""
-        return {name: getattr(self, name) for name in attribute_names(self.op_type)} | PLUGIN_ATTRIBUTES
+        written = {name: attribute_type(name)(getattr(self, name)) for name in attribute_names(self.op_type)}
+        return written | PLUGIN_ATTRIBUTES
 
     def shapes(self, T: int, B: int) -> dict[str, tuple[int, ...]]:
         """Shape of each input and output for ``T`` steps and a batch of ``B`` (``sequence_lens`` may also be [1])."""

@@ -28,6 +28,7 @@ from flashrnn_deploy.op import RNNSpec
         ({"dtype": "float64"}, "dtype float64 is not one of float32, float16, bfloat16"),
         ({"layout": 2}, "layout must be 0 or 1, not 2"),
         ({"num_directions": 2, "reverse": 1}, "reverse must be 0 with two directions"),
+        ({"head_dim": 64.5}, "head_dim must be a whole number, not 64.5"),
         ({"clip": -1.0}, "clip must be finite and not negative, not -1.0"),
         ({"clip": float("nan")}, "clip must be finite"),
         ({"cell": "slstm", "clip": 1.0}, "the sLSTM has no clip"),
@@ -39,6 +40,12 @@ from flashrnn_deploy.op import RNNSpec
 def test_spec_refuses(change: dict[str, Any], words: str) -> None:
     with pytest.raises(FlashRNNError, match=words):
         RNNSpec(**{"cell": "lstm", "num_heads": 2, "head_dim": 3, **change})
+
+
+def test_whole_numbers_become_attributes_of_the_right_type() -> None:
+    node = op.make_node(RNNSpec("gru", 2, 3, layout=True, clip=1), op.INPUTS, op.OUTPUTS)
+    types = {a.name: a.type for a in node.attribute}
+    assert (types["clip"], types["layout"]) == (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT)
 
 
 @pytest.mark.parametrize("cell", CELLS)
