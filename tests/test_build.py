@@ -208,14 +208,33 @@ def test_the_compiler_that_the_environment_names(
         assert before != identity
 
 
+# Runs the command as a program that ends with 77 when it starts another one.
+ALONE = """
+import os, runpy, sys
+started = {"subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.forkpty", "os.system"}
+sys.addaudithook(lambda event, values: event in started and (print(event, values, file=sys.stderr), os._exit(77)))
+sys.argv[0] = "flashrnn-deploy"
+runpy.run_module("flashrnn_deploy", run_name="__main__")
+"""
+TORCH_MODEL = """
+import torch
+def make():
+    return torch.nn.LSTM(3, 4, batch_first=True), (torch.zeros(2, 5, 3),)
+"""
+
+
 def test_without_any_program(tmp_path: Path, exported: Path) -> None:
-    """No compiler on PATH: running works, building names what is needed, and nothing is built behind one's back."""
+    """D5: no compiler on PATH: exporting and running work, building names what is needed, and nothing is started."""
     np.save(tmp_path / "x.npy", np.ones((3, 2, models.IN), np.float32))
+    (tmp_path / "model.py").write_text(TORCH_MODEL)
 
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flashrnn_deploy", *map(str, arguments)]
+        command = [sys.executable, "-c", ALONE, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tmp_path)})
 
+    made = call("export", f"{tmp_path / 'model.py'}:make", "-o", tmp_path / "lstm.onnx")
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "lstm.onnx").is_file()
     ran = call("run", exported, "--input", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "result")
     assert ran.returncode == 0, ran.stderr
     for gpu, needed in (("cpu", "cmake, ninja, g++"), ("h200", "cmake, ninja, g++, nvcc")):
