@@ -120,8 +120,8 @@ def compare(cell: str, hidden: int, batch: int, steps: int, threads: int, repeat
 @click.option("--hidden", "hiddens", multiple=True, default=(128, 256, 512), type=int)
 @click.option("--batch", "batches", multiple=True, default=(1, 16), type=int)
 @click.option("--threads", "thread_counts", multiple=True, default=(1, 2), type=int)
-@click.option("--steps", default=100, help="T")
-@click.option("--repeats", default=31, help="runs of each model")
+@click.option("--steps", default=100, type=click.IntRange(1), help="T")
+@click.option("--repeats", default=31, type=click.IntRange(1), help="runs of each model")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per case")
 def main(library, cells, hiddens, batches, thread_counts, steps, repeats, as_json) -> None:
     """Time FlashRNN's CPU kernel against ONNX Runtime's own nodes."""
