@@ -222,7 +222,7 @@ void recurrent_product(const Recurrence& rec, const float* h, int group, int nex
   const bool several = wide.count > 1;
   const int pass_k = several ? kPassLength : rec.D, passes = several ? (rec.D + kPassLength - 1) / kPassLength : 1;
   const int panels = (vectors + V - 1) / V, at_once = panels_at_once(rec.rows);
-  const bool last_narrow = several && vectors <= panels * V - (V - kNarrowVectors);
+  const bool last_narrow = several && vectors < panels * V;
   const Tiles low = last_narrow ? Tiles(rec.rows, kNarrowVectors) : wide;
   const bool ahead = several && r_group * rec.groups * std::ptrdiff_t{sizeof(Element)} > kPrefetchBytes;
   const int turns = passes * ((panels - last_narrow + at_once - 1) / at_once * wide.count + last_narrow * low.count);
